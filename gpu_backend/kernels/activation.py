@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedlab.gpu_backend.kernels.launch import Launch
+from schedlab.gpu_backend.kernels.launch import Launch, Plan, planned
 
 _BLOCK = 1024
 
@@ -36,10 +36,14 @@ def silu_and_mul_kernel(
 
 def silu_and_mul_launch(gate_up: Tensor, out: Tensor) -> Launch:
     """Return the launch of `gpu_backend.triton_ops.silu_and_mul` into a contiguous output."""
-    num_tokens, width = out.shape
-    return Launch(
+    return Launch(_plan(*out.shape, gate_up.stride(0)), (gate_up, out))
+
+
+@planned
+def _plan(num_tokens: int, width: int, stride_gate_up: int) -> Plan:
+    return Plan(
         kernel=silu_and_mul_kernel,
         grid=(num_tokens, triton.cdiv(width, _BLOCK)),
-        args={"gate_up": gate_up, "out": out, "stride_gate_up": gate_up.stride(0)},
+        numbers={"stride_gate_up": stride_gate_up},
         constants={"WIDTH": width, "BLOCK": _BLOCK},
     )

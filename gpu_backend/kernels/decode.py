@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedlab.gpu_backend.kernels.launch import Device, Launch
+from schedlab.gpu_backend.kernels.launch import Device, Launch, Plan, planned
 from schedlab.gpu_backend.kernels.paging import token_offsets
 from schedlab.gpu_backend.kernels.tiles import MIN_DOT_ROWS, DecodeTile, decode_tile
 
@@ -216,47 +216,59 @@ def decode_launches(
     """
     num_rows, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_pool.shape
-    group = num_heads // num_kv_heads
-    tile = tile or decode_tile(device, head_dim, k_pool.dtype)
+    split, merge = _plans(
+        device, tile, k_pool.dtype, num_rows, num_heads, head_dim, num_kv_heads, block_size,
+        block_tables.shape[1], scale, block_tables.stride(0), q.stride(0), out.stride(0),
+        k_pool.stride(0),
+    )  # fmt: skip
+    shape = (num_kv_heads, split.numbers["num_slots"], num_heads // num_kv_heads, head_dim)
+    partial_out = q.new_empty(shape, dtype=torch.float32)
+    partial_lse = q.new_empty(shape[:3], dtype=torch.float32)
+    whole = (q, k_pool, v_pool, block_tables, context_lens, out, partial_out, partial_lse)
+    return Launch(split, whole), Launch(merge, (partial_out, partial_lse, context_lens, out))
 
+
+@planned
+def _plans(
+    device: Device,
+    tile: DecodeTile | None,
+    dtype: torch.dtype,
+    num_rows: int,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int,
+    block_size: int,
+    max_blocks: int,
+    scale: float,
+    stride_table: int,
+    stride_q: int,
+    stride_out: int,
+    stride_block: int,
+) -> tuple[Plan, Plan]:
+    group = num_heads // num_kv_heads
+    tile = tile or decode_tile(device, head_dim, dtype)
     # ceil(tiles / max_tiles) summed over the rows is at most target_splits + num_rows, as
     # max_tiles >= total / target_splits. What the block tables can hold is a bound, too.
     target_splits = max(1, tile.programs_per_sm * device.num_sms // num_kv_heads)
-    split_tokens = tile.block_n * tile.min_tiles
-    most_splits = triton.cdiv(block_tables.shape[1] * block_size, split_tokens)
+    most_splits = triton.cdiv(max_blocks * block_size, tile.block_n * tile.min_tiles)
     num_slots = min(target_splits + num_rows, num_rows * most_splits)
-    partial_out = torch.empty(
-        (num_kv_heads, num_slots, group, head_dim), dtype=torch.float32, device=q.device
-    )
-    partial_lse = torch.empty(
-        (num_kv_heads, num_slots, group), dtype=torch.float32, device=q.device
-    )
-    partials = {"partial_out": partial_out, "partial_lse": partial_lse}
     counts = {"num_rows": num_rows, "num_slots": num_slots, "target_splits": target_splits}
-    stride_out = out.stride(0)
     cut = {
         # Powers of two from 32: a handful of variants for all batch sizes.
         "BLOCK_B": max(32, triton.next_power_of_2(num_rows)),
         "BLOCK_N": tile.block_n,
         "MIN_TILES": tile.min_tiles,
     }
-    decode = Launch(
+    split = Plan(
         kernel=decode_kernel,
         grid=(num_kv_heads, num_slots),
-        args={
-            "q": q,
-            "k_pool": k_pool,
-            "v_pool": v_pool,
-            "block_tables": block_tables,
-            "context_lens": context_lens,
-            "out": out,
-            **partials,
+        numbers={
             "scale_log2": scale * LOG2_E,
             **counts,
-            "stride_table": block_tables.stride(0),
-            "stride_q": q.stride(0),
+            "stride_table": stride_table,
+            "stride_q": stride_q,
             "stride_out": stride_out,
-            "stride_block": k_pool.stride(0),
+            "stride_block": stride_block,
         },
         constants={
             "GROUP": group,
@@ -268,17 +280,11 @@ def decode_launches(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    reduce = Launch(
+    merge = Plan(
         kernel=reduce_kernel,
         grid=(num_heads, num_rows),
-        args={
-            **partials,
-            "context_lens": context_lens,
-            "out": out,
-            **counts,
-            "stride_out": stride_out,
-        },
+        numbers={**counts, "stride_out": stride_out},
         constants={"GROUP": group, "HEAD_DIM": head_dim, **cut, "BLOCK_S": _REDUCE_SPLITS},
         num_warps=4,
     )
-    return decode, reduce
+    return split, merge

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -28,82 +29,143 @@ INTERPRETER = Device(arch=80, num_sms=2)
 """What a CPU tensor is launched for: Triton's interpreter has no multiprocessors to fill."""
 
 
-class Launch(NamedTuple):
-    """One kernel launch, complete."""
+@dataclass(eq=False)
+class Plan:
+    """What is the same of a kernel's launches on tensors of the same shapes and strides.
+
+    Notes
+    -----
+    Triton's JIT takes 10 to 50 us a launch to find out, by name, what it compiled before. It does
+    so for the first launch of each variant; later ones call what it returned, on whatever tensors.
+    Triton's knobs, and globals that a kernel reads, are looked at by the first launch alone.
+    """
 
     kernel: Any
+    """Takes tensors first, then numbers, then constants."""
     grid: tuple[int, ...]
-    args: Mapping[str, Any]
-    """Run-time arguments by name."""
+    numbers: Mapping[str, int | float]
+    """Run-time arguments behind the tensors by name, in the kernel's order."""
     constants: Mapping[str, Any]
-    """Compile-time arguments by name; each new combination is a compilation."""
+    """Compile-time arguments by name, in the kernel's order; each new combination is a
+    compilation."""
     num_warps: int = 4
     num_stages: int = 1
 
-    def run(self) -> None:
-        """Enqueue the kernel on the current stream (or interpret it).
-
-        Notes
-        -----
-        The JIT takes 10 to 50 us to find out, by name, what it compiled before. It does so for the
-        first launch of each variant; later ones call what it returned. Changes of Triton's knobs in
-        between, and of globals that a kernel reads, are not noticed.
-        """
+    def __post_init__(self) -> None:
+        self._grid = (*self.grid, 1, 1)[:3]
+        self._values = (*self.numbers.values(), *self.constants.values())
         variant = self._variant()
-        if variant is None or (built := _BUILT.get(variant)) is None:
-            built = self.kernel[self.grid](
-                **self.args,
-                **self.constants,
-                num_warps=self.num_warps,
-                num_stages=self.num_stages,
-                # Triton is about to change the default, and with it every rounding.
-                enable_fp_fusion=True,
-            )
-            if variant is not None and built is not None:
-                _BUILT[variant] = built
+        self._built = None if variant is None else _BUILT.setdefault(variant, {})
+
+    def run(self, tensors: tuple[Tensor, ...]) -> None:
+        """Enqueue the kernel on the current stream (or interpret it)."""
+        if self._built is None or _is_watched():
+            self._run_by_jit(tensors)
             return
-        x, y, z = (*self.grid, 1, 1)[:3]
+        active = driver.active
+        device = active.get_current_device()
+        # With the plan's variant, all by which the JIT tells binaries apart.
+        seen = (device, *[x.dtype for x in tensors], *[x.data_ptr() % 16 == 0 for x in tensors])
+        built = self._built.get(seen)
+        if built is None:
+            self._built[seen] = self._run_by_jit(tensors)
+            return
         built.run(
-            x, y, z, driver.active.get_current_stream(variant[0]),
-            built.function, built.packed_metadata,
-            None, None, None,  # nobody watches: see _variant
-            *self.args.values(), *self.constants.values(),
+            *self._grid, active.get_current_stream(device), built.function, built.packed_metadata,
+            None, None, None,  # nobody watches
+            *tensors, *self._values,
         )  # fmt: skip
 
-    def _variant(self) -> tuple[Any, ...] | None:
-        """Return the device and all else by which the JIT tells binaries apart, at least.
+    def _run_by_jit(self, tensors: tuple[Tensor, ...]) -> object:
+        """Launch as Triton documents it; return what was compiled."""
+        return self.kernel[self.grid](
+            *tensors,
+            **self.numbers,
+            **self.constants,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+            # Triton is about to change the default, and with it every rounding.
+            enable_fp_fusion=True,
+        )
 
-        None if only the JIT knows: of a kernel that is interpreted, arguments in another order than
-        the kernel's or of other kinds than ours, and while a profiler watches launches.
+    def _variant(self) -> tuple[Any, ...] | None:
+        """Return all by which the JIT tells binaries apart but devices and tensors.
+
+        None if only the JIT knows: of a kernel that is interpreted, and of numbers of other kinds
+        than ours.
+
+        Raises
+        ------
+        ValueError
+            If numbers and constants are not in the kernel's order.
         """
-        kernel, args, constants = self.kernel, self.args, self.constants
-        if type(kernel) is not JITFunction or not _DIRECT or _is_watched():
+        kernel, names = self.kernel, [*self.numbers, *self.constants]
+        if type(kernel) is not JITFunction or not _DIRECT:
             return None
-        # Only in the kernel's order may names be left out, here and of the direct call.
-        if [*args, *constants] != kernel.arg_names:
-            return None
-        parts: list[Any] = [
-            driver.active.get_current_device(), kernel.fn, self.num_warps, self.num_stages
-        ]  # fmt: skip
-        for value in args.values():
-            kind = type(value)
-            if kind is int:
-                # Elsewhere the types i32, i64 and u64 meet.
-                if not 0 <= value < 2**31:
-                    return None
+        if names != kernel.arg_names[len(kernel.arg_names) - len(names) :]:
+            raise ValueError(f"{names} are not the last of {kernel.arg_names}")
+        kinds: list[Any] = []
+        for number in self.numbers.values():
+            if type(number) is float:
+                kinds.append(float)
+            # Elsewhere the types i32, i64 and u64 meet.
+            elif type(number) is int and 0 <= number < 2**31:
                 # A 1 is compiled into the code, and a multiple of 16 known as one.
-                parts.append(1 if value == 1 else 16 if value % 16 == 0 else 0)
-            elif kind is float:
-                parts.append(float)
-            elif isinstance(value, Tensor):
-                parts += (value.dtype, value.data_ptr() % 16 == 0)
+                kinds.append(1 if number == 1 else 16 if number % 16 == 0 else 0)
             else:
                 return None
-        return (*parts, *constants.values())
+        return kernel, self.num_warps, self.num_stages, *kinds, *self.constants.values()
 
 
-_BUILT: dict[tuple[Any, ...], Any] = {}
-"""What the JIT compiled, by `Launch._variant`; referred to here, it stays loaded."""
+planned = lru_cache(maxsize=4096)
+"""Remembers plans, so that all layers of a step share one, but for shapes not met for long."""
+
+
+class Launch(NamedTuple):
+    """One kernel launch, complete."""
+
+    plan: Plan
+    tensors: tuple[Tensor, ...]
+    """The kernel's first arguments."""
+
+    def run(self) -> None:
+        """Enqueue the kernel on the current stream (or interpret it)."""
+        self.plan.run(self.tensors)
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Run-time arguments by name."""
+        names = self.plan.kernel.arg_names
+        return dict(zip(names, self.tensors, strict=False)) | dict(self.plan.numbers)
+
+    @property
+    def kernel(self) -> Any:  # noqa: ANN401
+        """Of the plan."""
+        return self.plan.kernel
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Of the plan."""
+        return self.plan.grid
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """Of the plan."""
+        return self.plan.constants
+
+    @property
+    def num_warps(self) -> int:
+        """Of the plan."""
+        return self.plan.num_warps
+
+    @property
+    def num_stages(self) -> int:
+        """Of the plan."""
+        return self.plan.num_stages
+
+
+_BUILT: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
+"""What the JIT compiled by variant and tensors; referred to here, it stays loaded."""
 
 _DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
 """Whether a compiled kernel is called as it is here: 3.6 and 3.9 are tested, 3.2 differs."""

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedlab.gpu_backend.kernels.launch import Launch
+from schedlab.gpu_backend.kernels.launch import Launch, Plan, planned
 
 
 @triton.jit
@@ -56,22 +56,21 @@ def add_rms_norm_launch(
 
     Without a residual, `total` is `x` itself and is not written.
     """
-    num_tokens, hidden = x.shape
+    stride_residual = None if residual is None else residual.stride(0)
+    plan = _plan(*x.shape, x.stride(0), stride_residual, eps)
+    return Launch(plan, (x, x if residual is None else residual, weight, normed, total))
+
+
+@planned
+def _plan(
+    num_tokens: int, hidden: int, stride_x: int, stride_residual: int | None, eps: float
+) -> Plan:
     block = triton.next_power_of_2(hidden)
-    return Launch(
+    return Plan(
         kernel=add_rms_norm_kernel,
         grid=(num_tokens,),
-        args={
-            "x": x,
-            "residual": x if residual is None else residual,
-            "weight": weight,
-            "normed": normed,
-            "total": total,
-            "eps": eps,
-            "stride_x": x.stride(0),
-            "stride_residual": 0 if residual is None else residual.stride(0),
-        },
-        constants={"HIDDEN": hidden, "BLOCK": block, "HAS_RESIDUAL": residual is not None},
+        numbers={"eps": eps, "stride_x": stride_x, "stride_residual": stride_residual or 0},
+        constants={"HIDDEN": hidden, "BLOCK": block, "HAS_RESIDUAL": stride_residual is not None},
         # 16 elements a thread: two 128-bit accesses of 16-bit numbers.
         num_warps=min(16, max(1, block // 512)),
     )

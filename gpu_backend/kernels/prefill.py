@@ -11,12 +11,13 @@ tokens; the grid is an upper bound that needs no length on the host.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from schedlab.gpu_backend.kernels.decode import LOG2_E
-from schedlab.gpu_backend.kernels.launch import Device, Launch
+from schedlab.gpu_backend.kernels.launch import Device, Launch, Plan, planned
 from schedlab.gpu_backend.kernels.paging import block_ids, block_offsets
 from schedlab.gpu_backend.kernels.tiles import PrefillTile, prefill_tile
 
@@ -186,30 +187,46 @@ def prefill_launch(
     tile : PrefillTile or None
         How to cut; None takes the table's answer.
     """
-    num_tokens, num_heads, head_dim = q.shape
-    num_seqs = context_lens.shape[0]
     _, num_kv_heads, block_size, _ = k_pool.shape
+    plan = _plan(
+        device, tile, k_pool.dtype, max_query_tokens, *q.shape, num_kv_heads, block_size,
+        context_lens.shape[0], scale, block_tables.stride(0), q.stride(0), out.stride(0),
+        k_pool.stride(0),
+    )  # fmt: skip
+    return Launch(plan, (q, k_pool, v_pool, block_tables, query_start, context_lens, out))
+
+
+@planned
+def _plan(
+    device: Device,
+    tile: PrefillTile | None,
+    dtype: torch.dtype,
+    max_query_tokens: int,
+    num_tokens: int,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int,
+    block_size: int,
+    num_seqs: int,
+    scale: float,
+    stride_table: int,
+    stride_q: int,
+    stride_out: int,
+    stride_block: int,
+) -> Plan:
     group = num_heads // num_kv_heads
-    tile = tile or prefill_tile(device, head_dim, group, k_pool.dtype, max_query_tokens)
-    block_q = tile.block_m // group
-    num_tiles = num_tokens // block_q + num_seqs
-    return Launch(
+    tile = tile or prefill_tile(device, head_dim, group, dtype, max_query_tokens)
+    num_tiles = num_tokens // (tile.block_m // group) + num_seqs
+    return Plan(
         kernel=prefill_kernel,
         grid=(num_kv_heads, num_tiles),
-        args={
-            "q": q,
-            "k_pool": k_pool,
-            "v_pool": v_pool,
-            "block_tables": block_tables,
-            "query_start": query_start,
-            "context_lens": context_lens,
-            "out": out,
+        numbers={
             "scale_log2": scale * LOG2_E,
             "num_seqs": num_seqs,
-            "stride_table": block_tables.stride(0),
-            "stride_q": q.stride(0),
-            "stride_out": out.stride(0),
-            "stride_block": k_pool.stride(0),
+            "stride_table": stride_table,
+            "stride_q": stride_q,
+            "stride_out": stride_out,
+            "stride_block": stride_block,
         },
         constants={
             "GROUP": group,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from schedlab.gpu_backend.kernels.launch import Launch
+from schedlab.gpu_backend.kernels.launch import Launch, Plan, planned
 
 
 @triton.jit
@@ -85,29 +85,39 @@ def rope_cache_launch(
     v_pool: Tensor,
 ) -> Launch:
     """Return the launch that rotates and caches; see `gpu_backend.triton_ops.rope_and_cache`."""
-    num_tokens, num_heads, head_dim = q.shape
-    return Launch(
+    _, num_kv_heads, block_size, _ = k_pool.shape
+    plan = _plan(
+        *q.shape, num_kv_heads, block_size, q.stride(0), k.stride(0), v.stride(0), k_pool.stride(0)
+    )
+    return Launch(plan, (q, k, v, cos_sin, positions, slots, k_pool, v_pool))
+
+
+@planned
+def _plan(
+    num_tokens: int,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int,
+    block_size: int,
+    stride_q: int,
+    stride_k: int,
+    stride_v: int,
+    stride_block: int,
+) -> Plan:
+    return Plan(
         kernel=rope_cache_kernel,
         grid=(num_tokens,),
-        args={
-            "q": q,
-            "k": k,
-            "v": v,
-            "cos_sin": cos_sin,
-            "positions": positions,
-            "slots": slots,
-            "k_pool": k_pool,
-            "v_pool": v_pool,
-            "stride_q": q.stride(0),
-            "stride_k": k.stride(0),
-            "stride_v": v.stride(0),
-            "stride_block": k_pool.stride(0),
+        numbers={
+            "stride_q": stride_q,
+            "stride_k": stride_k,
+            "stride_v": stride_v,
+            "stride_block": stride_block,
         },
         constants={
             "NUM_HEADS": num_heads,
-            "NUM_KV_HEADS": k.shape[1],
+            "NUM_KV_HEADS": num_kv_heads,
             "HEAD_DIM": head_dim,
-            "BLOCK_SIZE": k_pool.shape[2],
+            "BLOCK_SIZE": block_size,
         },
         # At most 16 numbers a thread, two 128-bit accesses, up to 32 heads of 128.
         num_warps=8 if num_heads * head_dim >= 4096 else 4,

@@ -13,7 +13,7 @@ from schedlab.gpu_backend import compile_check  # noqa: E402
 from schedlab.gpu_backend.compile_check import Compiled, compile_launch  # noqa: E402
 from schedlab.gpu_backend.kernels import decode, prefill, rope_cache  # noqa: E402
 from schedlab.gpu_backend.kernels.activation import silu_and_mul_kernel  # noqa: E402
-from schedlab.gpu_backend.kernels.launch import Device, Launch  # noqa: E402
+from schedlab.gpu_backend.kernels.launch import Device, Launch, Plan  # noqa: E402
 from schedlab.gpu_backend.kernels.norm import add_rms_norm_kernel  # noqa: E402
 from schedlab.gpu_backend.kernels.tiles import PrefillTile  # noqa: E402
 from tests.gpu.test_wgmma_hazards import LOOP  # noqa: E402
@@ -82,9 +82,11 @@ def test_launch_is_compiled_as_for_its_arguments_and_told_with_its_code(monkeypa
         param("stride"), param("wide", annotation="i64"), param("free_32", free=True),
         param("odd"), param("GROUP", constant=True), param("HEAD_DIM", constant=True),
     ]  # fmt: skip
-    kernel = SimpleNamespace(params=params, fn=SimpleNamespace(__name__="some_kernel"))
-    args = {
-        "x": torch.zeros(1, dtype=torch.float16), "lens": torch.zeros(1, dtype=torch.int32),
+    kernel = SimpleNamespace(
+        params=params, arg_names=["x", "lens"], fn=SimpleNamespace(__name__="some_kernel")
+    )
+    tensors = (torch.zeros(1, dtype=torch.float16), torch.zeros(1, dtype=torch.int32))
+    numbers = {
         "scale": 0.5, "one": 1, "free_one": 1, "stride": 48, "wide": 32, "free_32": 32, "odd": 17,
     }  # fmt: skip
     asked = {}
@@ -102,8 +104,8 @@ def test_launch_is_compiled_as_for_its_arguments_and_told_with_its_code(monkeypa
     monkeypatch.setattr(compile_check, "GPUTarget", lambda *given: given)
     monkeypatch.setattr(compile_check, "triton", SimpleNamespace(compile=compiled))
     monkeypatch.setattr(compile_check, "_inspect", lambda code, counts: told | {"hmma": counts})
-    launch = Launch(kernel, (1,), args, {"GROUP": 2, "HEAD_DIM": 64}, num_warps=8, num_stages=3)
-    assert compile_launch(launch, 90) == Compiled(
+    plan = Plan(kernel, (1,), numbers, {"GROUP": 2, "HEAD_DIM": 64}, num_warps=8, num_stages=3)
+    assert compile_launch(Launch(plan, tensors), 90) == Compiled(
         kernel="some_kernel", arch=90, head_dim=64, group=2, shared_bytes=4321, tile="",
         **told | {"hmma": True},
     )  # fmt: skip
@@ -118,8 +120,8 @@ def test_launch_is_compiled_as_for_its_arguments_and_told_with_its_code(monkeypa
     )  # fmt: skip
     assert asked["target"] == ("cuda", 90, 32)
     assert asked["options"] == {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True}
-    bare = SimpleNamespace(params=[], fn=SimpleNamespace(__name__="bare"))
-    plain = compile_launch(Launch(bare, (1,), {}, {}), 80)
+    bare = SimpleNamespace(params=[], arg_names=[], fn=SimpleNamespace(__name__="bare"))
+    plain = compile_launch(Launch(Plan(bare, (1,), {}, {}), ()), 80)
     assert (plain.kernel, plain.head_dim, plain.group, plain.hmma) == ("bare", 0, 0, False)
 
 
@@ -192,8 +194,8 @@ def test_everything_is_compiled_once_and_told_a_line_each(monkeypatch, capsys):
 
     def launches(device, *, head_dim, group):
         sizes = {"HEAD_DIM": head_dim, "GROUP": group}
-        yield Launch(f"tiled on {device.num_sms}", (1,), {}, sizes, num_stages=2)
-        yield Launch("rows", (1,), {}, sizes)
+        yield Launch(Plan(f"tiled on {device.num_sms}", (1,), {}, sizes, num_stages=2), ())
+        yield Launch(Plan("rows", (1,), {}, sizes), ())
 
     monkeypatch.setattr(compile_check, "compile_launch", compiled)
     monkeypatch.setattr(compile_check, "step_launches", launches)

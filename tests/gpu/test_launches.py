@@ -164,15 +164,19 @@ class Kernel:
     """Notes how it is run."""
 
     def __getitem__(self, grid):
-        return lambda **given: self.__dict__.update(grid=grid, given=given)
+        return lambda *tensors, **given: self.__dict__.update(
+            grid=grid, tensors=tensors, given=given
+        )
 
 
 def test_launch_runs_its_kernel_with_all_it_has_and_fused_multiplications():
     kernel = Kernel()
-    launch.Launch(kernel, (2, 3), {"a": 1}, {"B": 2}, num_warps=8, num_stages=4).run()
+    plan = launch.Plan(kernel, (2, 3), {"n": 1}, {"B": 2}, num_warps=8, num_stages=4)
+    launch.Launch(plan, (Q,)).run()
     assert kernel.grid == (2, 3)
+    assert kernel.tensors == (Q,)
     assert kernel.given == {
-        "a": 1, "B": 2, "num_warps": 8, "num_stages": 4, "enable_fp_fusion": True,
+        "n": 1, "B": 2, "num_warps": 8, "num_stages": 4, "enable_fp_fusion": True,
     }  # fmt: skip
 
 
