@@ -49,7 +49,8 @@ def paged_decode(
     tile : DecodeTile, optional
         How to cut the work; by default the table's answer.
     """
-    _check_pools(q, k_pool, v_pool, out)
+    _check_heads(q=q, out=out)
+    _check_pools(k_pool, v_pool)
     for launch in decode_launches(
         device_of(q), q, k_pool, v_pool, block_tables, context_lens, scale, out, tile
     ):
@@ -86,7 +87,8 @@ def paged_prefill(
     tile : PrefillTile, optional
         How to cut the work; by default the table's answer.
     """
-    _check_pools(q, k_pool, v_pool, out)
+    _check_heads(q=q, out=out)
+    _check_pools(k_pool, v_pool)
     prefill_launch(
         device_of(q), q, k_pool, v_pool, block_tables, query_start, context_lens,
         max_query_tokens, scale, out, tile,
@@ -107,9 +109,8 @@ def rope_and_cache(
 
     Parameters are those of `schedlab.gpu_backend.cpu_ops.rope_and_cache`.
     """
-    _check_pools(q, k_pool, v_pool, q)
-    _check_heads(k, "k")
-    _check_heads(v, "v")
+    _check_heads(q=q, k=k, v=v)
+    _check_pools(k_pool, v_pool)
     rope_cache_launch(q, k, v, cos_sin, positions, slots, k_pool, v_pool).run()
 
 
@@ -121,7 +122,7 @@ def add_rms_norm(
     Parameters and result are those of `gpu_backend.cpu_ops.add_rms_norm`; computed in float32 from
     the sum as it is stored.
     """
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(normed)
     add_rms_norm_launch(x, residual, weight, eps, normed, total).run()
     return normed, total
@@ -129,22 +130,25 @@ def add_rms_norm(
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` of the two halves of (T, 2 * I), shape (T, I)."""
-    shape = (gate_up.shape[0], gate_up.shape[1] // 2)
-    out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+    num_tokens, width = gate_up.shape
+    out = gate_up.new_empty((num_tokens, width // 2))
     silu_and_mul_launch(gate_up, out).run()
     return out
 
 
-def _check_pools(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor) -> None:
+def _check_pools(k_pool: Tensor, v_pool: Tensor) -> None:
     """Refuse layouts that the kernels would read wrongly without noticing."""
-    _check_heads(q, "q")
-    _check_heads(out, "out")
-    if k_pool.stride() != v_pool.stride():
-        raise ValueError(f"k_pool has strides {k_pool.stride()}, v_pool {v_pool.stride()}")
-    if not k_pool[:1].is_contiguous():
-        raise ValueError(f"the blocks of a pool must be contiguous, not {k_pool.stride()}")
+    strides, (_, _, block_size, head_dim) = k_pool.stride(), k_pool.shape
+    if strides != v_pool.stride():
+        raise ValueError(f"k_pool has strides {strides}, v_pool {v_pool.stride()}")
+    # A view of one block takes longer than launching a kernel, and is seldom needed to tell.
+    contiguous = strides[1:] == (block_size * head_dim, head_dim, 1)
+    if not contiguous and not k_pool[:1].is_contiguous():
+        raise ValueError(f"the blocks of a pool must be contiguous, not {strides}")
 
 
-def _check_heads(x: Tensor, name: str) -> None:
-    if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
-        raise ValueError(f"the heads of {name} must be contiguous, strides are {x.stride()}")
+def _check_heads(**named: Tensor) -> None:
+    for name, x in named.items():
+        strides = x.stride()
+        if strides[1:] != (x.shape[2], 1):
+            raise ValueError(f"the heads of {name} must be contiguous, strides are {strides}")

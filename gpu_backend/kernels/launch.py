@@ -65,10 +65,14 @@ class Plan:
         active = driver.active
         device = active.get_current_device()
         # With the plan's variant, all by which the JIT tells binaries apart.
-        seen = (device, *[x.dtype for x in tensors], *[x.data_ptr() % 16 == 0 for x in tensors])
-        built = self._built.get(seen)
+        seen: list[Any] = [device]
+        for x in tensors:
+            seen.append(x.dtype)
+            seen.append(x.data_ptr() % 16 == 0)
+        key = tuple(seen)
+        built = self._built.get(key)
         if built is None:
-            self._built[seen] = self._run_by_jit(tensors)
+            self._built[key] = self._run_by_jit(tensors)
             return
         built.run(
             *self._grid, active.get_current_stream(device), built.function, built.packed_metadata,
