@@ -66,9 +66,12 @@ class Plan:
         device = active.get_current_device()
         # With the plan's variant, all by which the JIT tells binaries apart.
         seen: list[Any] = [device]
+        addresses = []
         for x in tensors:
+            address = x.data_ptr()
+            addresses.append(address)
             seen.append(x.dtype)
-            seen.append(x.data_ptr() % 16 == 0)
+            seen.append(address % 16 == 0)
         key = tuple(seen)
         built = self._built.get(key)
         if built is None:
@@ -77,7 +80,8 @@ class Plan:
         built.run(
             *self._grid, active.get_current_stream(device), built.function, built.packed_metadata,
             None, None, None,  # nobody watches
-            *tensors, *self._values,
+            # Of a tensor Triton would ask for its address, and the driver whose that is.
+            *addresses, *self._values,
         )  # fmt: skip
 
     def _run_by_jit(self, tensors: tuple[Tensor, ...]) -> object:

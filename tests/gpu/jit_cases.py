@@ -15,10 +15,11 @@ from triton.runtime.jit import JITFunction
 from schedlab.gpu_backend import compile_check
 from schedlab.gpu_backend.kernels import launch as launch_module
 from schedlab.gpu_backend.kernels.launch import Device, Launch, Plan
-from tests.gpu.stand_in import StandInDriver
+from tests.gpu.stand_in import DEVICE, StandInDriver
 
 HOPPER = Device(90, 132)
-MEMORY = torch.zeros(4096, dtype=torch.uint8)
+MEMORY = torch.zeros(64 * 64, dtype=torch.uint8)
+PLACES = itertools.cycle(range(60))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64)
 LIMIT = 2**31
 INTEGERS = (
@@ -42,9 +43,11 @@ def driver(monkeypatch):
     monkeypatch.setattr(JITFunction, "run", counted)
     monkeypatch.setattr(launch_module, "_BUILT", {})
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    for kernel in {launch.kernel.fn: launch.kernel for launch in usual()}.values():
-        kernel.device_caches.clear()
-    return driver
+    yield driver
+    # Binaries are unloaded by the driver that loaded them.
+    launch_module._BUILT.clear()
+    for launch in usual():
+        launch.kernel.device_caches.clear()
 
 
 def usual(dtype=torch.bfloat16):
@@ -61,8 +64,8 @@ def changed(launch, tensors=None, **changes):
 
 
 def memory(dtype, offset=0):
-    """Return a tensor whose address is `offset` bytes behind a multiple of 64."""
-    start = -MEMORY.data_ptr() % 64 + offset
+    """Return a tensor whose address is `offset` bytes behind a multiple of 64, its own for long."""
+    start = -MEMORY.data_ptr() % 64 + 64 * next(PLACES) + offset
     return MEMORY[start : start + 64].view(dtype)
 
 
@@ -75,9 +78,10 @@ def by_jit(launch):
 
 
 def told(noted):
-    """Return a launch without who watches it, tensors by address."""
-    args = [a.data_ptr() if isinstance(a, torch.Tensor) else (type(a), a) for a in noted.args]
-    return noted.grid, noted.stream, noted.function, noted.metadata, args
+    """Return a launch without who watches it, and with tensors as what Triton's C code makes of
+    them."""
+    args = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in noted.args]
+    return noted[:4], [(type(a), a) for a in args]
 
 
 def check_as_jit(launch, driver):
@@ -127,6 +131,16 @@ def test_binaries_that_differ_are_told_apart(driver):
     assert len(driver.binaries) == len(cases)
 
 
+def test_devices_and_kernels_are_told_apart(driver):
+    silu = usual()[-1]
+    twin = triton.jit(silu.kernel.fn, do_not_specialize=("stride_gate_up",))
+    for launch in (silu, changed(silu, kernel=twin)) * 2:
+        for driver.device in (DEVICE, DEVICE + 1):
+            check_as_jit(launch, driver)
+    assert len(driver.binaries) == 4
+    twin.device_caches.clear()
+
+
 def test_no_argument_gets_a_variant_that_the_jit_made_for_another(driver, monkeypatch):
     """Many arguments through the JIT's own tests of them, without its compiler."""
 
@@ -156,7 +170,8 @@ def test_no_argument_gets_a_variant_that_the_jit_made_for_another(driver, monkey
                 i, name = draw.randrange(len(tensors)), draw.choice(sorted(numbers))
                 dtype = draw.choice((tensors[i].dtype, *DTYPES))
                 tensors[i] = memory(dtype, draw.choice((0, 8, 16, 24, 32)))
-                numbers[name] = draw.choice(FLOATS if type(numbers[name]) is float else INTEGERS)
+                usual_kind = FLOATS if type(numbers[name]) is float else INTEGERS
+                numbers[name] = draw.choice(usual_kind * 4 + FLOATS + INTEGERS)
             short += check_as_jit(changed(launch, tuple(tensors), numbers=numbers), driver)
     assert short > 2000
 

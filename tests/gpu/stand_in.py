@@ -24,16 +24,17 @@ class StandInDriver:
     """Takes the place of triton's CudaDriver; see `triton.runtime.driver.set_active`."""
 
     def __init__(self):
+        self.device = DEVICE
         self.stream = 7
         self.launches: list[Noted] = []
         self.binaries: list[tuple[str, bytes]] = []
         self.utils = self
 
     def get_current_device(self):
-        return DEVICE
+        return self.device
 
     def get_current_stream(self, device):
-        assert device == DEVICE
+        assert device == self.device
         return self.stream
 
     def get_current_target(self):

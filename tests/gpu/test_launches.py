@@ -231,3 +231,12 @@ def test_activation_launch_halves_what_it_is_given():
     assert plain(told.args) == {"stride_gate_up": 5000}
     assert told.constants == {"WIDTH": 1200, "BLOCK": 1024}
     assert (told.num_warps, told.num_stages) == (4, 1)
+
+
+def test_launches_on_tensors_of_the_same_shapes_share_a_plan():
+    wide, other = torch.zeros(3, 5000), torch.zeros(3, 5000)
+    out = torch.zeros(3, 1200)
+    first = silu_and_mul_launch(wide[:, :2400], out)
+    assert silu_and_mul_launch(other[:, 100:2500], torch.ones(3, 1200)).plan is first.plan
+    for gate_up, into in ((wide[:, :2400].clone(), out), (wide[:2, :2400], out[:2])):
+        assert silu_and_mul_launch(gate_up, into).plan is not first.plan
