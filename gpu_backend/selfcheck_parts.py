@@ -275,6 +275,14 @@ def _step_cases(
         "host gap",
         lambda: [_figure_row(step_bench.host_gap_figure(runner, config, sizes.gap_batch))],
     )
+    if eager.is_cuda:
+        context = min(context for _, context in sizes.step_cases)
+        yield CheckCase(
+            "launching eagerly",
+            lambda: [
+                _figure_row(step_bench.launch_figure(eager, config, sizes.gap_batch, context))
+            ],
+        )
     for case in sizes.step_cases:
         yield CheckCase(
             "decode step B={} ctx={}".format(*case),

@@ -133,6 +133,27 @@ def prefill_step_figures(
         )  # fmt: skip
 
 
+def launch_figure(
+    eager: ModelRunner, config: EngineConfig, batch: int = 64, context: int = 512
+) -> BenchResult:
+    """Return how long the host takes to launch a decode step kernel by kernel.
+
+    Parameters
+    ----------
+    eager : ModelRunner
+        On a GPU, without graphs; elsewhere launching a step is computing it.
+    config : EngineConfig
+        Its limits.
+    batch, context : int
+        Of the step; the host's work hardly depends on them.
+    """
+    times = StepTimer(eager, config, 0).launch_times((context - 1,) * batch, _REPETITIONS)
+    return BenchResult(
+        f"launching a step of B={batch} eagerly, host ms", median(times) * 1e3, "",
+        smaller_is_better=True, detail=f"{min(times) * 1e3:.2f} to {max(times) * 1e3:.2f} ms",
+    )  # fmt: skip
+
+
 def host_gap_figure(
     runner: ModelRunner, config: EngineConfig, batch: int = 64, prompt: int = 128, output: int = 128
 ) -> BenchResult:

@@ -75,9 +75,39 @@ class StepTimer:
                 self._pool.release(i)
         return tuple(host), tuple(device)
 
+    def launch_times(self, decodes: tuple[int, ...], repetitions: int) -> tuple[float, ...]:
+        """Return host seconds to launch a decode batch on an idle device, of each repetition.
+
+        Parameters
+        ----------
+        decodes : tuple of int
+            Tokens of each sequence in the cache.
+        """
+        self._stopwatch.between_steps()
+        seats = [self._pool.grow(i, 1 + c) for i, c in enumerate(decodes)]
+        self._lay_out(seats, [(1, c) for c in decodes], decode_only=True)
+        host = []
+        for _ in range(WARM_UPS + repetitions):
+            begun = self._stopwatch()
+            self._runner.launch(self._batch)
+            host.append((self._stopwatch() - begun) / 1e9)
+            self._runner.wait()
+        for i in range(len(decodes)):
+            self._pool.release(i)
+        return tuple(host[WARM_UPS:])
+
     def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> int:
         """Run the batch once; return nanoseconds."""
         begun = self._stopwatch()
+        self._lay_out(seats, lengths, decode_only)
+        if decode_only and self._runner.is_cuda:
+            begun = self._stopwatch()
+        self._runner.launch(self._batch)
+        self._runner.wait()
+        return self._stopwatch() - begun
+
+    def _lay_out(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> None:
+        """Fill the batch."""
         num_new = np.array([n for n, _ in lengths], dtype=np.int64)
         contexts = np.array([c for _, c in lengths], dtype=np.int64)
         rows = np.array(seats, dtype=np.int64)
@@ -88,8 +118,3 @@ class StepTimer:
         self._batch.fill(self._tokens, tables, size, rows, contexts, new)
         last = np.cumsum(num_new) - 1
         self._batch.sample(last, np.arange(len(last)))
-        if decode_only and self._runner.is_cuda:
-            begun = self._stopwatch()
-        self._runner.launch(self._batch)
-        self._runner.wait()
-        return self._stopwatch() - begun

@@ -1,23 +1,27 @@
 """Whole decode steps against the bytes they read, rehearsed on the CPU."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from schedlab.gpu_backend import selfcheck_parts  # noqa: E402
+from schedlab.gpu_backend import selfcheck_parts, step_bench  # noqa: E402
 from schedlab.gpu_backend.calibration_design import BatchPoint  # noqa: E402
+from schedlab.gpu_backend.kernel_bench import BenchResult  # noqa: E402
 from schedlab.gpu_backend.runner import open_runner  # noqa: E402
 from schedlab.gpu_backend.selfcheck_parts import PARTS, REHEARSAL, Subject  # noqa: E402
 from schedlab.gpu_backend.step_bench import (  # noqa: E402
     bench_config,
     decode_step_figures,
     host_gap_figure,
+    launch_figure,
     prefill_step_figures,
 )
 from schedlab.gpu_backend.step_timer import WARM_UPS, StepTimer  # noqa: E402
+from schedlab.gpu_backend.stopwatch import ElapsedTime  # noqa: E402
 from tests.gpu.test_selfcheck import ten_us  # noqa: E402
 
 CASES = ((1, 64), (4, 32))
@@ -88,6 +92,42 @@ def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):
     assert 0 < figure.value < 1
     assert figure.smaller_is_better
     assert "0 of 15 batches laid out ahead" in figure.detail
+
+
+def test_launch_figure_leaves_out_the_wait_for_the_device(tiny, monkeypatch):
+    runner, config = tiny
+    clock, ran = [0], []
+
+    def passing(method, milliseconds):
+        def called(*given):
+            ran.append(method)
+            clock[0] += milliseconds * 10**6
+
+        monkeypatch.setattr(runner, method, called)
+
+    passing("launch", 3)
+    passing("wait", 50)
+    monkeypatch.setattr(ElapsedTime, "__call__", lambda self: clock[0])
+    for _ in range(2):  # blocks are given back
+        figure = launch_figure(runner, config, batch=4, context=32)
+        assert (figure.name, figure.value) == ("launching a step of B=4 eagerly, host ms", 3.0)
+    assert figure.detail == "3.00 to 3.00 ms"
+    assert figure.smaller_is_better
+    assert ran == ["launch", "wait"] * (2 * (WARM_UPS + 20))
+
+
+def test_on_a_gpu_the_steps_part_tells_what_launching_costs_at_the_shortest_context(monkeypatch):
+    asked = []
+    figure = BenchResult("launching", 1.0, "")
+    monkeypatch.setattr(step_bench, "launch_figure", lambda *given: asked.append(given) or figure)
+    subject = Subject(torch.device("cpu"), ten_us, REHEARSAL)
+    for is_cuda in (False, True):
+        eager = SimpleNamespace(is_cuda=is_cuda)
+        cases = list(selfcheck_parts._step_cases(subject, "limits", "runner", eager))
+        assert len(cases) == 4 + is_cuda
+    (row,) = cases[1].rows()
+    assert row.data["name"] == "launching"
+    assert asked == [(eager, "limits", 4, 32)]
 
 
 @pytest.mark.slow
