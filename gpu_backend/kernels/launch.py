@@ -105,18 +105,21 @@ class Plan:
         Raises
         ------
         ValueError
-            If numbers and constants are not in the kernel's order.
+            If numbers and constants are not the kernel's, in its order.
         """
-        kernel, names = self.kernel, [*self.numbers, *self.constants]
+        kernel, constants = self.kernel, [*self.constants]
         if type(kernel) is not JITFunction or not _DIRECT:
             return None
+        names = [*self.numbers, *constants]
         if names != kernel.arg_names[len(kernel.arg_names) - len(names) :]:
             raise ValueError(f"{names} are not the last of {kernel.arg_names}")
+        if constants != [param.name for param in kernel.params if param.is_constexpr]:
+            raise ValueError(f"{constants} are not the constants of {kernel.arg_names}")
         kinds: list[Any] = []
         for number in self.numbers.values():
             if type(number) is float:
                 kinds.append(float)
-            # Elsewhere the types i32, i64 and u64 meet.
+            # Beyond, the types i32, i64 and u64 meet.
             elif type(number) is int and 0 <= number < 2**31:
                 # A 1 is compiled into the code, and a multiple of 16 known as one.
                 kinds.append(1 if number == 1 else 16 if number % 16 == 0 else 0)
@@ -175,8 +178,10 @@ class Launch(NamedTuple):
 _BUILT: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
 """What the JIT compiled by variant and tensors; referred to here, it stays loaded."""
 
-_DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
-"""Whether a compiled kernel is called as it is here: 3.6 and 3.9 are tested, 3.2 differs."""
+_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+_DIRECT = torch.version.hip is None and _VERSION >= (3, 6)
+"""Whether kernels are told apart and called as they are here, by tests with 3.6 and 3.9. Triton 3.2
+calls them otherwise, and for GPUs of AMD the sizes of tensors matter as well."""
 
 
 def _is_watched() -> bool:

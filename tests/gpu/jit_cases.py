@@ -191,8 +191,17 @@ def test_who_watches_launches_is_told_of_each(driver):
     assert [any(noted.watchers) for noted in driver.launches] == [True, True, False]
 
 
-def test_arguments_in_another_order_than_the_kernels_are_refused():
+def test_a_triton_that_is_called_otherwise_is_left_to_itself(driver, monkeypatch):
+    monkeypatch.setattr(launch_module, "_DIRECT", False)
+    assert check_as_jit(changed(usual()[-1]), driver) == 0
+
+
+def test_arguments_that_are_not_the_kernels_or_in_another_order_are_refused():
     silu, norm = usual()[-1], usual()[-2]
+    with pytest.raises(ValueError, match="'BLOCK'] are not the constants of"):
+        changed(
+            silu, numbers={}, constants={**silu.plan.numbers, **silu.constants},
+        )  # fmt: skip
     with pytest.raises(ValueError, match="'BLOCK', 'WIDTH'] are not the last of"):
         changed(silu, constants=dict(reversed(silu.constants.items())))
     with pytest.raises(ValueError, match="'stride_residual', 'stride_x'"):
