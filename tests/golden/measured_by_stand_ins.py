@@ -221,12 +221,13 @@ def self_check(_: str) -> dict[str, Any]:
         ),
         "step_bench": _Noting(
             asked, bench_config=lambda: "config", host_gap_figure=lambda: figures()[1],
+            launch_figure=lambda: figures()[2],
             decode_step_figures=figures, prefill_step_figures=figures,
         ),
     }  # fmt: skip
     more = _Noting(
         asked, open_runner=lambda: SimpleNamespace(graph_buckets=(1, 2), decoder="decoder"),
-        ModelRunner=lambda: SimpleNamespace(eager=True),
+        ModelRunner=lambda: SimpleNamespace(eager=True, is_cuda=True),
         search_tiles=lambda: [TileTime("c", "t", True, 1.25), TileTime("c", "u", False, None)],
     )  # fmt: skip
     freed = _Noting(asked, empty_cache=int, collect=int)
