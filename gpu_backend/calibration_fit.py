@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.rng import stream
 
-if TYPE_CHECKING:
-    from schedlab.gpu_backend.swap_timing import SwapTime
-
 Floats = npt.NDArray[np.float64]
 
 _OF_CACHE = ("decode_context_sum_tokens", "decode_context_max_tokens")
@@ -40,6 +37,16 @@ class MeasuredBatch(NamedTuple):
     """A batch and how long it took (the median of its repetitions), in seconds."""
 
     shape: BatchShape
+    seconds: float
+
+
+class SwapTime(NamedTuple):
+    """Copying some blocks one way: bytes, and median seconds from the order to the last byte."""
+
+    direction: str
+    """``out`` (device to host) or ``in``."""
+    num_blocks: int
+    num_bytes: int
     seconds: float
 
 
@@ -78,8 +85,6 @@ def fit_profile(
 
 def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
     """Return the fit with what a swapped byte costs, whatever else the step does."""
-    from schedlab.gpu_backend.swap_timing import swapped_byte_s  # torch takes seconds
-
     cost = {"swapped_bytes": swapped_byte_s(times)}
     eager, graph = (
         regime and replace(regime, coefficients_s={**regime.coefficients_s, **cost})
@@ -89,6 +94,12 @@ def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
     sizes = [float(t.num_bytes) for t in times]
     validity = {**fit.validity, "swapped_bytes": (min(sizes), max(sizes))}
     return replace(fit, eager=eager, graph=graph, validity=validity)
+
+
+def swapped_byte_s(times: Sequence[SwapTime]) -> float:
+    """Return seconds a swapped byte, both directions alike: least squares in relative error."""
+    inverse = np.array([t.num_bytes / t.seconds for t in times])
+    return float(inverse.sum() / (inverse**2).sum())
 
 
 def run_level(

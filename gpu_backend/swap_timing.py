@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from schedlab.gpu_backend.calibration_fit import SwapTime
 from schedlab.gpu_backend.host_blocks import HostBlocks
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
@@ -16,16 +16,6 @@ from schedlab.gpu_backend.swap import SwapSpace
 
 _LARGEST_BLOCKS = 256
 _WARM_UPS, _REPETITIONS = 1, 5
-
-
-class SwapTime(NamedTuple):
-    """Copying some blocks one way: bytes, and median seconds from the order to the last byte."""
-
-    direction: str
-    """``out`` (device to host) or ``in``."""
-    num_blocks: int
-    num_bytes: int
-    seconds: float
 
 
 def swap_times(runner: ModelRunner, stopwatch: Stopwatch | None = None) -> list[SwapTime]:
@@ -56,12 +46,6 @@ def swap_times(runner: ModelRunner, stopwatch: Stopwatch | None = None) -> list[
         found.append(SwapTime("out", count, count * block_bytes, median(out)))
         found.append(SwapTime("in", count, count * block_bytes, median(back)))
     return found
-
-
-def swapped_byte_s(times: Sequence[SwapTime]) -> float:
-    """Return seconds a swapped byte, both directions alike: least squares in relative error."""
-    inverse = np.array([t.num_bytes / t.seconds for t in times])
-    return float(inverse.sum() / (inverse**2).sum())
 
 
 def _counts(num_blocks: int) -> Iterator[int]:

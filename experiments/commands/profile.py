@@ -242,6 +242,8 @@ def refit_command(
     from schedlab.experiments.comparing.calibrate import refit
 
     typer.echo(refit(profile, output, level_of or []).verdict)
+    if not level_of:
+        typer.echo("its steps are at the level of single batches; --level-of RUN takes a run's")
     typer.echo(f"profile: {output}")
 
 

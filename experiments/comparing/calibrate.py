@@ -225,6 +225,7 @@ def write_profile(
         A batch each, as residuals.json has them.
     """
     from schedlab.gpu_backend.calibration_fit import (
+        SwapTime,
         coefficient_intervals,
         error_by_kind,
         fit_profile,
@@ -234,7 +235,6 @@ def write_profile(
         sustained_level,
         with_swapping,
     )
-    from schedlab.gpu_backend.swap_timing import SwapTime
 
     buckets, swapping = meta["graph_buckets"], [SwapTime(**one) for one in meta["swap_times"]]
     train = [row for kind, row in batches if kind != HELD_OUT]

@@ -24,11 +24,10 @@ from schedlab.traces.workload import workload
 
 if TYPE_CHECKING:
     from schedlab.gpu_backend.calibration import BatchTimer
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, SwapTime
     from schedlab.gpu_backend.executor import StepTime
     from schedlab.gpu_backend.runner import ModelRunner
     from schedlab.gpu_backend.stopwatch import Stopwatch
-    from schedlab.gpu_backend.swap_timing import SwapTime
 
 _SLOWEST = 0.99
 _NUM_REQUESTS = 128

@@ -167,7 +167,8 @@ CASES: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
 def fits(buckets: str) -> dict[str, Any]:
     """Fit a profile to times of a known law with a ripple, and judge it."""
     from schedlab.gpu_backend import calibration_fit
-    from schedlab.gpu_backend.swap_timing import SwapTime, _counts, swapped_byte_s
+    from schedlab.gpu_backend.calibration_fit import SwapTime, swapped_byte_s
+    from schedlab.gpu_backend.swap_timing import _counts
 
     graphs = tuple(int(one) for one in buckets.split())
     rows = []

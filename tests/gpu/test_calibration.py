@@ -36,6 +36,7 @@ from schedlab.gpu_backend.calibration_design import (  # noqa: E402
 )
 from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     MeasuredBatch,
+    SwapTime,
     coefficient_intervals,
     error_by_kind,
     fit_profile,
@@ -43,11 +44,12 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     predictions,
     run_level,
     sustained_level,
+    swapped_byte_s,
     with_swapping,
 )
 from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
 from schedlab.gpu_backend.stopwatch import ReferenceSpeed  # noqa: E402
-from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
+from schedlab.gpu_backend.swap_timing import swap_times  # noqa: E402
 from schedlab.sim.config import EngineConfig  # noqa: E402
 from schedlab.sim.core.plan_log import RecordedStep  # noqa: E402
 from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing import host_terms
+from schedlab.sim.cost.profile import RunLevel, read_fit
 from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
 
@@ -91,3 +93,25 @@ def test_change_of_one_run_where_there_is_no_other_is_refused(two_runs, option):
     done = schedlab("validate", two_runs[0], option, "seed=3")
     assert done.exit_code == 2
     assert f"{option} needs --fitted-on" in done.stderr
+
+
+def test_refit_of_the_shipped_profile_of_a_gpu_gives_its_fit_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    shipped = SPEC.parents[1] / "profiles/h200/llama-3-8b/bf16-tp1"
+    done = schedlab("profile", "refit", shipped, "-o", tmp_path / "new")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("GOOD: held-out error 1.8% on average")
+    assert "level of single batches" in done.stdout
+    fit, again = read_fit(shipped), read_fit(tmp_path / "new")
+    assert again.run_level == RunLevel()
+    assert fit.run_level.prompt_steps > 1.1 > fit.run_level.decode_steps
+    for regime, other in ((fit.eager, again.eager), (fit.graph, again.graph)):
+        assert other.knots_tokens == regime.knots_tokens
+        assert other.knots_s == pytest.approx(regime.knots_s, rel=1e-6, abs=1e-9)
+        assert other.coefficients_s == pytest.approx(regime.coefficients_s, rel=1e-4, abs=1e-15)
+    for name in ("points.jsonl", "residuals.json", "residuals.png"):
+        assert (tmp_path / "new" / name).stat().st_size > 1000
+    none = schedlab("profile", "refit", shipped, "-o", tmp_path / "x", "--level-of", tmp_path)
+    assert none.exit_code == 2
+    assert "plan_log.jsonl.gz: no steps of a kept run" in none.stderr
+    assert not (tmp_path / "x").exists()
