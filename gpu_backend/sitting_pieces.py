@@ -198,9 +198,10 @@ PIECES: dict[str, Piece] = {
     "bench": Piece(180, 20, _part("bench")),
     "steps": Piece(180, 20, _part("steps")),
     "smoke": Piece(150, 20, _smoke),
-    "tiles": Piece(180, 20, _part("tiles")),
     "tests": Piece(180, 20, _tests),
     "calibrate": Piece(330, 110, _calibrate),
     "comparison": Piece(24 * 3600, 60, _compare, needs="profile/fit.json"),
+    "tiles": Piece(180, 20, _part("tiles")),
 }
-"""In order of worth. A comparison may be gone on with, so it is never done for good."""
+"""In order of worth. A comparison may be gone on with, so it is never done for good; only where it
+has all its runs is there time for more."""
