@@ -1,0 +1,58 @@
+"""Which value of a sweep a claim means, and how often a run tells how far it is."""
+
+import pytest
+
+from schedlab.experiments.running.run import _reporter
+from schedlab.experiments.specification.claim_settings import _fits
+
+STATIC = {"name": "static", "max_batch_size": 4, "router": {"name": "random", "seed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "fits"),
+    [
+        ("static", STATIC, True),
+        ("fcfs", STATIC, False),
+        ({}, STATIC, True),
+        ({"max_batch_size": 4}, STATIC, True),
+        ({"max_batch_size": 8}, STATIC, False),
+        ({"name": "static", "max_batch_size": 8}, STATIC, False),
+        ({"name": "fcfs", "max_batch_size": 4}, STATIC, False),
+        ({"max_batch_size": 4, "unknown": 1}, STATIC, False),
+        ({"router": "random"}, STATIC, True),
+        ({"router": {"seed": 1}}, STATIC, True),
+        ({"router": {"name": "random", "seed": 2}}, STATIC, False),
+        ({"router": {"seed": 1}, "name": "fcfs"}, STATIC, False),
+        (4, STATIC, False),
+        (20, 20, True),
+        (20, 21, False),
+        ("fcfs", "fcfs", True),
+        ("fcfs", "static", False),
+        ({"name": "fcfs"}, "fcfs", True),
+        ({"name": "fcfs", "x": 1}, "fcfs", False),
+        ("trace.csv", "/some/folder/trace.csv", True),
+        ("folder/trace.csv", "/some/folder/trace.csv", False),
+        ("trace.csv", "folder/trace.csv", False),
+        (3, "/3", False),
+        (None, None, True),
+    ],
+)
+def test_setting_of_a_claim_fits_a_value_that_has_all_parts_of_it(given, value, fits):
+    assert _fits(given, value) is fits
+
+
+@pytest.mark.parametrize(
+    ("total", "done", "told"),
+    [
+        (1000, [1, 199, 200, 201, 399, 400, 401], [200, 400]),
+        (1000, [150, 250, 449, 450, 1000], [250, 450, 1000]),
+        (3, [1, 2, 3], [3]),
+        (200, [200], [200]),
+    ],
+)
+def test_progress_of_a_run_is_told_every_two_hundred_requests_and_at_the_end(total, done, told):
+    found = []
+    report = _reporter(lambda *given: found.append(given), total)
+    for count in done:
+        report(count)
+    assert found == [(count, total) for count in told]
