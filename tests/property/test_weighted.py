@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedlab.sim.metrics import weighted
 from schedlab.sim.metrics.weighted import WeightedSample
 
 pairs = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 30)), min_size=1, max_size=40)
@@ -52,3 +53,15 @@ def test_weighted_sample_of_unequal_lengths_or_negative_counts_is_refused():
         WeightedSample(lambda: [(np.zeros(2, dtype=np.int64), np.zeros(3, dtype=np.int64))])
     with pytest.raises(ValueError, match=">= 0"):
         WeightedSample(lambda: [(np.zeros(1, dtype=np.int64), np.array([-1]))])
+
+
+@pytest.mark.parametrize("edge", [1, 2, 3, 5])
+@pytest.mark.parametrize("bits_a_pass", [1, 2, 20])
+def test_weighted_percentiles_on_the_edges_of_spans_equal_numpy(monkeypatch, edge, bits_a_pass):
+    # Every value lies on a power of two or beside it: where the spans of the passes meet.
+    monkeypatch.setattr(weighted, "_BITS_A_PASS", bits_a_pass)
+    rows = [(max(0, edge * 2**i + off), 1 + i % 3) for i in range(8) for off in (-1, 0, 1)]
+    sample, expanded = sample_and_list(rows, 5)
+    asked = list(range(0, 101, 4))
+    assert sample.percentiles(asked) == np.percentile(expanded, asked).tolist()
+    assert sample.median() == np.median(expanded)

@@ -50,6 +50,7 @@ from schedlab.sim.drive import frontend as drive_frontend
 from schedlab.sim.text import percent
 from schedlab.testing import Case, LawBroken
 from schedlab.traces import published
+from tests.laws import arrival
 
 
 def schedlab(*words):
@@ -160,6 +161,20 @@ def test_check_of_a_policy_hands_on_every_option_and_ends_by_what_was_found(monk
     assert done.exit_code == 1
     assert done.output.count("BROKEN") == 3
     assert done.output.count("the same breaks c") == 1
+    # What breaks for another reason, or in another case, is told by itself.
+    other = Case((arrival(3),), EngineConfig(num_blocks=9, max_model_len=9))
+    broken[:] = [
+        LawBroken("P", name, "m", why, at)
+        for name, why, at in (
+            ("b", "x", case), ("c", "x", other), ("d", "y", case), ("e", "x", case),
+            ("f", "y", case), ("g", "y", case),
+        )
+    ]  # fmt: skip
+    told = schedlab(*words).output
+    assert [line for line in told.splitlines() if "the same breaks" in line] == [
+        "the same breaks e", "the same breaks f, g",
+    ]  # fmt: skip
+    assert [told.count(str(broken[i])) for i in range(6)] == [1, 1, 1, 0, 0, 0]
 
 
 # -- compare -----------------------------------------------------------------------------------

@@ -107,6 +107,25 @@ def test_interval_of_an_error_leaves_out_a_fortieth_at_each_end(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("theirs", "names"),
+    [
+        ([1.0, 2.0, 3.0], {"ttft", "e2el"}),
+        ([np.nan, 2.0, 3.0], {"ttft", "e2el"}),
+        ([1.0, np.nan, np.inf], {"ttft"}),  # one is known of both, and says nothing of others
+        ([np.nan] * 3, {"ttft"}),
+    ],
+)
+def test_interval_of_an_error_needs_two_requests_whose_time_is_known(monkeypatch, theirs, names):
+    def latencies(e2el):
+        return SimpleNamespace(ttft=np.ones(3), tpot=np.full(3, np.nan), e2el=np.array(e2el))
+
+    monkeypatch.setattr(comparison, "measured_latencies", latencies)
+    for one, other in (([theirs], [[1.0] * 3]), ([[1.0] * 3], [theirs])):
+        found = comparison._bootstrap(one, other, seed=0)
+        assert {key.split("_")[1] for key in found} == names
+
+
+@pytest.mark.parametrize(
     ("num_steps", "num_drawn"), [(2_999, 2_999), (3_000, 1_500), (4_500, 1_500)]
 )
 def test_figure_of_many_steps_draws_every_so_many_of_them(num_steps, num_drawn):

@@ -112,6 +112,8 @@ def test_gpu_from_yaml_reads_exponents_without_sign(tmp_path):
         ({"num_sms": "absent"}, "key 'num_sms' is missing"),
         ({"memry_bytes": 1}, r"unknown key 'memry_bytes'; did you mean memory_bytes\?"),
         ({"flops_per_s": 1e12}, "flops_per_s maps"),
+        ({"flops_per_s": {}}, "flops_per_s maps number formats"),
+        ({"flops_per_s": []}, "flops_per_s maps number formats"),
         ({"flops_per_s": {"bf17": 1e12}}, "dtype 'bf17' is unknown"),
         ({"pcie_bytes_per_s": float("inf")}, "pcie_bytes_per_s must be positive and finite"),
     ],

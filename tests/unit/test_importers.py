@@ -329,6 +329,14 @@ def test_unknown_version_of_skew_is_refused_with_a_way_out(tmp_path):
     assert import_bundle(path, Options(use_skew=False)).profile.skew is None
 
 
+@pytest.mark.parametrize("gone", ["n", "skew_rate", "kv_big", "kp"])
+def test_skew_without_one_of_its_axes_is_refused_by_that_name(tmp_path, gone):
+    axes = {f"{name}_bins": [0, 1] for name in ("n", "skew_rate", "kv_big", "kp") if name != gone}
+    path = bundle(tmp_path, meta={"skew_fit": {"enabled": True, "bucket_axes": axes}})
+    with pytest.raises(SpecError, match=rf"bucket_axes has no {gone}_bins: .*--no-skew"):
+        import_bundle(path, Options())
+
+
 @pytest.mark.parametrize(
     ("hardware", "tp", "has_skew"),
     [("RTX4090", 1, False), ("RTXPRO6000", 1, True), ("RTXPRO6000", 2, True)],

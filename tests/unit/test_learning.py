@@ -24,7 +24,7 @@ from schedlab.sim.cost.efficiency import (
     gemm_format,
     read_learnt,
 )
-from schedlab.sim.cost.learning.errors import layer_errors, table_errors
+from schedlab.sim.cost.learning.errors import TableError, layer_errors, table_errors
 from schedlab.sim.cost.learning.fit import fit_attention, fit_gemm, learn
 from schedlab.sim.cost.learning.kernels_file import write_kernels
 from schedlab.sim.cost.learning.predict import PREDICT, gemm_us
@@ -223,6 +223,33 @@ def test_learnt_numbers_are_written_with_four_digits_however_small_they_are(tmp_
     assert found["gemm"]["bf16"]["latency_s"] == 1.235e-6
     assert found["gemm"]["bf16"]["bandwidth_share"] == 0.8124
     assert found["host"] == {"call_s": 2.346e-5}
+
+
+def test_kernels_file_tells_errors_of_tables_and_layers_by_name_and_leaves_out_unknown_ones(
+    tmp_path,
+):
+    path = tmp_path / "kernels.json"
+    errors = [
+        TableError("h200", "decode", "a", 7, 0.012345, None),
+        TableError("b200", "gemm bf16", "b", 9, 0.25, 0.98765),
+    ]
+    layers = {"h200": {"one": {"learnt": 0.0123456, "other_models": 0.5}, "two": {"learnt": 1.0}}}
+    write_kernels(path, {"h200": {"experts": Experts(1.23456e-6, 0.5, 0.25)}}, errors, layers)
+    assert json.loads(path.read_text()) == {
+        "schema": "schedlab-kernels-1",
+        "learnt_by": "schedlab profile learn",
+        "gpus": {"h200": {"experts": {
+            "latency_s": 1.235e-6, "bandwidth_share": 0.5, "flops_share": 0.25,
+        }}},
+        "tables": [
+            {"gpu": "h200", "kind": "decode", "source": "a", "num_rows": 7, "error": 0.0123},
+            {"gpu": "b200", "kind": "gemm bf16", "source": "b", "num_rows": 9, "error": 0.25,
+             "without_gpu": 0.988},
+        ],
+        "layers_that_did_not_teach": {
+            "h200": {"one": {"learnt": 0.0123, "other_models": 0.5}, "two": {"learnt": 1.0}},
+        },
+    }  # fmt: skip
 
 
 def test_shipped_kernels_say_which_tables_taught_them_and_how_near_they_come():

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from schedlab.experiments.results import point_folder
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
 from schedlab.sim.record.columns import pairs
@@ -151,6 +152,32 @@ def test_load_of_something_else_names_the_file(tmp_path, text, message):
         (tmp_path / "result.json").write_text(text)
     with pytest.raises(SchedlabError, match=rf"result\.json: .*{message}"):
         RunResult.load(tmp_path)
+
+
+def test_load_of_a_table_without_its_columns_names_the_first(tmp_path):
+    result().save(tmp_path)
+    table = pq.read_table(tmp_path / "requests.parquet")
+
+    def told(gone):
+        pq.write_table(table.drop_columns(gone), tmp_path / "requests.parquet")
+        with pytest.raises(SchedlabError, match=r"requests\.parquet: (no )?column") as refused:
+            RunResult.load(tmp_path)
+        return str(refused.value)
+
+    assert all(name in told([name]) for name in REQUEST_COLUMNS)
+    # Those that a whole log of its own does not need are missed later, and in their order.
+    later = [name for name in REQUEST_COLUMNS if "is missing" in told([name])]
+    assert len(later) > 1
+    for i, name in enumerate(later):
+        assert f"column {name} is missing" in told(later[i:])
+
+
+@pytest.mark.parametrize("head", [[], [1], "text", 3, None])
+def test_load_of_a_head_that_is_no_mapping_says_whose_it_is_not(tmp_path, head):
+    (tmp_path / "result.json").write_text(json.dumps({"schedlab": head}))
+    for load in (RunResult.load, point_folder._head):
+        with pytest.raises(SchedlabError, match=r"result\.json: not a schedlab result"):
+            load(tmp_path)
 
 
 def test_load_with_a_missing_table_names_it(tmp_path):
