@@ -1,0 +1,134 @@
+"""Every policy where targets are about as long as steps: what is quicker must come out the same.
+
+Policies have quick ways for the steps in which nobody has to wait. Which way is taken is decided by
+times a few nanoseconds beside each other, by rows, tokens and blocks that just suffice, and by
+targets that are equal or not; random work rarely comes near. Here targets lie within a tenth of a
+step of what steps take, contexts grow across them, and limits are met exactly.
+"""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from schedlab.policies.static import Static
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import Arrival, Slo
+from tests import laws
+from tests.golden.small_runs import digest_of
+from tests.policy_cases import CASES, PARAMS, make
+
+KEPT = Path(__file__).with_name("paced.json")
+LONGEST = 48
+TURNS = (0, 1)
+LIMITS = {
+    # Steps of decodes alone, and prompts of a few tokens beside them.
+    "roomy": EngineConfig(
+        num_blocks=200, max_model_len=LONGEST, block_size=4, max_num_seqs=16,
+        max_num_batched_tokens=64,
+    ),
+    # As many rows, or tokens, as there are requests at times.
+    "narrow": EngineConfig(
+        num_blocks=60, max_model_len=LONGEST, block_size=4, max_num_seqs=4, max_num_resident=7,
+        max_num_batched_tokens=6,
+    ),
+    # The same where prices never fall, so that what surely ends in time is granted unseen.
+    "rising": EngineConfig(
+        num_blocks=90, max_model_len=LONGEST, block_size=4, max_num_seqs=16,
+        max_num_batched_tokens=30,
+    ),
+    # Blocks run out while everybody decodes.
+    "full": EngineConfig(
+        num_blocks=16, max_model_len=LONGEST, block_size=4, max_num_seqs=6,
+        max_num_batched_tokens=20,
+    ),
+    "swapping": EngineConfig(
+        num_blocks=14, max_model_len=LONGEST, block_size=4, max_num_seqs=5, max_num_resident=6,
+        max_num_batched_tokens=24, preemption_mode="swap", swap_space_blocks=9, kv_block_bytes=40,
+        preempt_in_order=True, serve_behind_preempted=True,
+    ),
+}  # fmt: skip
+CASES_OF_TIME = {
+    "fair_batching/near": ("fair_batching", {"ttft_s": 4e-6, "tbt_s": 1.08e-6}),
+    "scorpio/near": ("scorpio", {"ttft_s": 1e-4, "tbt_s": 1.4e-6, "ttft_margin_s": 0.0}),
+    "scorpio/near, prompts first": (
+        "scorpio", {"ttft_s": 1e-4, "tbt_s": 1.3e-6, "safety": 1.0, "prefill_first": True},
+    ),
+    "slai/near": ("slai", {"token_budget": 9, "tbt_s": 2.2e-6, "offset": 1, "memory_limit": 0.6}),
+    "qoserve/near": ("qoserve", {
+        "ttft_s": 3e-6, "tbt_s": 1.1e-6, "batch_tbt_s": 1.2e-6, "alpha_ms_per_token": 0.0,
+        "safety": 1.0, "chunk_sizes": [2, 5, 6, 20], "scarce_chunk_sizes": [3, 4],
+        "scarce_tokens": 30,
+    }),
+    "hygen/near": ("hygen", {"latency_budget_s": 1.09e-6, "chunk_size": 9}),
+    "past_future/near": ("past_future", {
+        "window": 8, "samples": 3, "initial_tokens": 9, "reserved": 0.1,
+    }),
+    "fastserve/near": ("fastserve", {
+        "first_quantum_s": 1.05e-6, "starvation_s": 6e-6, "starvation_period": 3,
+    }),
+}  # fmt: skip
+"""Knobs about as long as a step."""
+NAMES = sorted({*CASES, *CASES_OF_TIME})
+
+
+def policy_of(case: str):
+    """Return a fresh policy of a case."""
+    from schedlab.policies import registry
+
+    if case in CASES_OF_TIME:
+        name, knobs = CASES_OF_TIME[case]
+        return registry.make(name, **{**PARAMS.get(name, {}), **knobs})
+    return make(case)
+
+
+def workload(limits: str, turn: int) -> list[Arrival]:
+    """Draw bursts of requests, pauses between them, and targets beside the time of a step."""
+    draw = random.Random(f"paced {limits} {turn}")
+    now_ns, found = 0, []
+    for number in range(18):
+        now_ns += draw.choice((0, 0, 0, 1, 1_014, 9_000))
+        output = draw.choice((1, 2, 6, 7, 20))
+        pace_ms = draw.choice((None, 0.00104, 0.00106, 0.00108, 0.0012, 0.0024))
+        found.append(
+            laws.arrival(
+                number, now_ns, draw.choice((1, 3, 4, 5, 8, 13)), output,
+                tenant="ab"[draw.randrange(2)], application="xy"[draw.randrange(2)],
+                priority=draw.randrange(3), predicted_tokens=output * draw.choice((0.5, 1.0, 1.5)),
+                slo=Slo(draw.choice((None, 0.003, 0.02)), pace_ms, draw.choice((None, 0.03))),
+            )
+        )  # fmt: skip
+    return found
+
+
+def run(case: str, limits: str, turn: int, *, ahead: bool = True) -> RunLog:
+    """Run a case under some limits, steps ahead or one by one."""
+    policy, config = policy_of(case), LIMITS[limits]
+    if isinstance(policy, Static):
+        config = replace(config, max_num_resident=None)
+    config = config if ahead else laws.slow(config)
+    cost = laws.LinearCost()
+    cost.never_falls = limits == "rising"
+    return laws.run(policy, workload(limits, turn), config, cost, prove=False)
+
+
+def digests(case: str) -> dict[str, str]:
+    """Return what came of a case under all limits."""
+    return {
+        f"{limits} {turn}": digest_of(run(case, limits, turn))
+        for limits in LIMITS
+        for turn in TURNS
+    }
+
+
+def kept() -> dict[str, dict[str, str]]:
+    """Read the digests."""
+    found: dict[str, dict[str, str]] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return found
+
+
+def write() -> None:
+    """Write them anew, a line a case."""
+    rows = [f"{json.dumps(case)}: {json.dumps(digests(case))}" for case in NAMES]
+    KEPT.write_text("{\n " + ",\n ".join(rows) + "\n}\n", encoding="utf-8")

@@ -1,0 +1,31 @@
+"""Policies whose targets are about as long as steps: ahead as step by step, and as they were."""
+
+import pytest
+
+from tests import laws
+from tests.golden import paced
+
+
+@pytest.mark.parametrize("case", paced.NAMES)
+def test_steps_planned_ahead_beside_tight_targets_are_those_planned_one_by_one(case):
+    for limits in paced.LIMITS:
+        for turn in paced.TURNS:
+            ahead = paced.run(case, limits, turn)
+            single = paced.run(case, limits, turn, ahead=False)
+            assert laws.difference(single, ahead, ("one by one", "ahead")) is None, (limits, turn)
+
+
+@pytest.mark.parametrize("case", paced.NAMES)
+def test_runs_beside_tight_targets_are_the_kept_ones(case):
+    assert paced.digests(case) == paced.kept()[case]
+
+
+def test_runs_beside_tight_targets_are_of_every_case_and_meet_their_limits():
+    assert set(paced.kept()) == set(paced.NAMES)
+    logs = {limits: paced.run("fcfs", limits, 0) for limits in paced.LIMITS}
+    for limits in ("full", "swapping"):
+        assert logs[limits].requests()["num_preemptions"].sum() > 0
+    for limits in ("roomy", "rising"):
+        assert logs[limits].requests()["num_preemptions"].sum() == 0
+    assert logs["swapping"].steps()["swapped_bytes"].sum() > 0
+    assert logs["narrow"].steps()["num_decodes"].max() == 4
