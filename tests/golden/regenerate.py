@@ -3,7 +3,7 @@
 import json
 
 from tests import determinism
-from tests.golden import paced, pinned, small_runs
+from tests.golden import by_hand, paced, pinned, small_runs
 from tests.golden.cases import EXPECTED, cases, result_of
 
 
@@ -18,6 +18,8 @@ def main() -> None:
     print(f"{paced.KEPT}: {len(paced.kept())} policies")
     pinned.write()
     print(f"{pinned.KEPT}: {len(pinned.kept())} tables")
+    by_hand.write()
+    print(f"{by_hand.KEPT}: {len(by_hand.kept())} figures")
     digests = dict(determinism.digests())
     determinism.save(determinism.KEPT, digests)
     print(f"{determinism.KEPT}: {len(digests)} experiments")
