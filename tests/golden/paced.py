@@ -92,10 +92,15 @@ def workload(limits: str, turn: int) -> list[Arrival]:
     for number in range(18):
         now_ns += draw.choice((0, 0, 0, 1, 1_014, 9_000))
         output = draw.choice((1, 2, 6, 7, 20))
-        pace_ms = draw.choice((None, 0.00104, 0.00106, 0.00108, 0.0012, 0.0024))
+        paces = (None, 0.00104, 0.00106, 0.00108, 0.0012, 0.0024)
+        if turn % 3 == 1:  # all alike at first, and then one that is not
+            paces = (None, None, 0.0028) if number > 8 else (None,)
+        elif turn % 3 == 2:
+            paces = (None, 0.0021)
+        pace_ms = draw.choice(paces)
         found.append(
             laws.arrival(
-                number, now_ns, draw.choice((1, 3, 4, 5, 8, 13)), output,
+                number, now_ns, draw.choice((1, 3, 4, 5, 8, 13, 26)), output,
                 tenant="ab"[draw.randrange(2)], application="xy"[draw.randrange(2)],
                 priority=draw.randrange(3), predicted_tokens=output * draw.choice((0.5, 1.0, 1.5)),
                 slo=Slo(draw.choice((None, 0.003, 0.02)), pace_ms, draw.choice((None, 0.03))),
