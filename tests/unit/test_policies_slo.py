@@ -333,6 +333,24 @@ def test_scorpio_rejects_what_cannot_have_its_first_token_in_time():
     assert list(log.reject_reasons) == [2, 3]
 
 
+@pytest.mark.parametrize("margin_ns", [0, 300])
+@pytest.mark.parametrize(("spare_ns", "served"), [(0, True), (-1, False), (1, True)])
+@pytest.mark.parametrize("prompts", [(1,), (4,), (16,), (4, 7), (3, 3, 9)])
+def test_scorpio_rejects_the_last_whose_prompt_ends_a_nanosecond_behind_its_target(
+    prompts, spare_ns, served, margin_ns
+):
+    # A prompt of n tokens takes 1000 + 10 n ns by itself; those before it come first.
+    due_ns = sum(1000 + 10 * n for n in prompts) + margin_ns + spare_ns
+    last = len(prompts) - 1
+    work = [
+        arrival(i, prompt=n, output=1, slo=Slo((due_ns if i == last else due_ns - 1) / 1e6, 1))
+        for i, n in enumerate(prompts)
+    ]
+    knobs = {**AT_ONCE, "ttft_margin_s": margin_ns / 1e9}
+    _, log = batches("scorpio", work, limits(budget=40), **knobs)
+    assert list(log.reject_reasons) == ([] if served else [last])
+
+
 def test_scorpio_keeps_a_request_waiting_that_would_slow_the_others_too_much():
     # A step of n rows at 10 tokens takes 1000 + 20 n ns; the target is 1045.
     work = [arrival(i, prompt=10, output=2, slo=Slo(1, 0.001045)) for i in range(3)]
