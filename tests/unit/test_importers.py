@@ -329,6 +329,43 @@ def test_unknown_version_of_skew_is_refused_with_a_way_out(tmp_path):
     assert import_bundle(path, Options(use_skew=False)).profile.skew is None
 
 
+SKEW_AXES = ("n", "skew_rate", "kv_big", "kp")
+
+
+@pytest.mark.parametrize(
+    ("per_tp", "default"),
+    [
+        ({1: {"alpha_default": 0.25}, 2: {"alpha_default": 0.75}}, 0.25),
+        ({"1": {"alpha_default": 0.5}}, 0.5),
+        ({2: {"alpha_default": 0.75}}, 0.0),
+        ({1: {}}, 0.0),
+        ({1: None}, 0.0),
+        (None, 0.0),
+    ],
+)
+def test_skew_of_steps_that_were_not_fitted_is_that_of_as_many_gpus_or_none(
+    tmp_path, per_tp, default
+):
+    axes = {f"{name}_bins": [0, i + 2, 10 * (i + 2)] for i, name in enumerate(SKEW_AXES)}
+    axes |= {f"{name}_labels": ["few", "many"] for name in SKEW_AXES}
+    fit = {"enabled": True, "bucket_axes": axes, "per_tp": per_tp}
+    path = bundle(tmp_path, meta={"skew_fit": fit})
+    header = ["pc", "alpha", *(f"{name}_label" for name in SKEW_AXES)]
+    rows = [(0, 0.1, "few", "many", "few", "few"), (64, 0.2, "many", "few", "few", "many"),
+            (7, "nan", "few", "few", "few", "few")]  # fmt: skip
+    write_csv(path / "tp1/skew_fit.csv", header, rows)
+    skew = import_bundle(path, Options()).profile.skew
+    assert skew.default == default
+    assert skew.cells == {(0, 0, 1, 0, 0): 0.1, (64, 1, 0, 0, 1): 0.2}
+    bounds = (skew.decode_bins, skew.rate_bins, skew.context_bins, skew.kv_bins)
+    assert bounds == ((2, 20), (3, 30), (4, 40), (5, 50))
+    assert skew.alpha(0, 5, 2, 30, 4) == 0.1
+    assert skew.alpha(0, 6, 2, 30, 4) == skew.alpha(7, 0, 0, 0, 0) == default
+    write_csv(path / "tp1/skew_fit.csv", header, [(0, 0.1, "few", "many", "some", "few")])
+    with pytest.raises(SpecError, match=r"skew_fit.csv:2: label 'some' is not in meta.yaml"):
+        import_bundle(path, Options())
+
+
 @pytest.mark.parametrize("gone", ["n", "skew_rate", "kv_big", "kp"])
 def test_skew_without_one_of_its_axes_is_refused_by_that_name(tmp_path, gone):
     axes = {f"{name}_bins": [0, 1] for name in ("n", "skew_rate", "kv_big", "kp") if name != gone}
@@ -403,6 +440,10 @@ def test_vidur_tensor_parallelism_takes_measured_all_reduces_inside_one_machine(
     two = import_vidur(path, "a100", tensor_parallel_size=2, network=network)
     reduce = two.profile.by_tokens[-1]
     assert (reduce.name, reduce.calls) == ("all_reduce", 64)
+    assert [line for line in two.assumptions if "all-reduces" in line] == [
+        "all-reduces as measured for 2 workers inside one machine"
+    ]
+    assert len(two.assumptions) == 1 + len(import_vidur(path, "a100").assumptions)
     assert (reduce.at, reduce.us) == ((1.0, 10.0), (100.0, 200.0))
 
 
