@@ -56,6 +56,23 @@ def test_instruction_behind_the_products_is_judged_by_what_it_touches(instructio
         assert any(said in line for line in found)
 
 
+@pytest.mark.parametrize(
+    ("instruction", "width"),
+    [
+        ("MOV {}, RZ", 1), ("LDS {}, [R5]", 1), ("FADD {}, R5, RZ", 1),
+        ("LDS.64 {}, [R5]", 2), ("LDG.E.64 {}, [R2.64]", 2), ("IMAD.WIDE {}, R5, R6, R8", 2),
+        ("CS2R {}, SRZ", 2), ("LDSM.16.M88.2 {}, [R5]", 2), ("MOV {}.64, R2", 2),
+        ("LDS.128 {}, [R5]", 4), ("LDG.E.128 {}, [R2.64]", 4), ("LDSM.16.M88.4 {}, [R5]", 4),
+        ("HMMA.16816.F32 {}, R4, R6, R8", 4),
+    ],
+)  # fmt: skip
+def test_instruction_writes_as_many_registers_as_it_is_wide(instruction, width):
+    # The accumulators begin at R88: what ends just below touches nothing.
+    for first, told in ((88 - width, False), (89 - width, True)):
+        found = changed("IADD3 R5, R5, 0x1, RZ", instruction.format(f"R{first}"))
+        assert any("overwrites the accumulators" in line for line in found) is told
+
+
 def test_hazard_in_the_next_iteration_is_followed_through_the_branch():
     found = changed("WARPGROUP.ARRIVE", "MOV R157, RZ")
     assert found == ["0x100 MOV R157, RZ: overwrites the operand of 0x150"]

@@ -141,6 +141,7 @@ def test_check_of_a_policy_hands_on_every_option_and_ends_by_what_was_found(monk
     asked, broken = [], []
 
     def verdicts(make, **options):
+        assert make.__qualname__ == "sarathi", "a law that breaks is told of this name"
         asked.append((make().chunk_size, options))
         laws = [SimpleNamespace(law="a", meaning="one", broken=None)]
         return laws + [SimpleNamespace(law=b.law, meaning="other", broken=b) for b in broken]

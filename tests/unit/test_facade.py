@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,26 @@ class LongestFirst(ContinuousBatching):
 @pytest.fixture(scope="module")
 def swept():
     return sl.run(SWEPT)
+
+
+@pytest.mark.parametrize(("best", "told"), [(None, ["a verdict"]), (["the cheapest"], None)])
+def test_find_tells_the_cheapest_where_there_is_one_and_else_verdicts(monkeypatch, best, told):
+    asked = {
+        **SWEPT, "sweep": {"policy": ["fcfs", "static"]},
+        "find": {"maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 1000}},
+    }  # fmt: skip
+    search = "schedlab.experiments.search"
+    monkeypatch.setattr(f"{search}.find.find", lambda spec, runs: [spec.name])
+    monkeypatch.setattr(f"{search}.find.verdicts", lambda find, found: ["a verdict"])
+    monkeypatch.setattr(
+        f"{search}.cheapest.cheapest",
+        lambda spec, found, runs: best and SimpleNamespace(lines=tuple(best)),
+    )
+    monkeypatch.setattr(f"{search}.search_report.find_lines", lambda spec, found: ["asked", *found])
+    monkeypatch.setattr(f"{search}.search_report.basis_lines", lambda *_: ["on this basis"])
+    found = sl.find(asked)
+    assert found.lines == ["asked", "two policies", *(told or best), "on this basis"]
+    assert found.found == ["two policies"]
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from schedlab.experiments.running.fleet import resolve_fleet
+from schedlab.experiments.running.provenance import provenance
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.policies import registry
@@ -66,6 +68,25 @@ def test_pool_has_the_keys_of_the_experiment_but_for_its_own():
     assert (old.point.config.num_blocks, new.point.config.num_blocks) == (400, 800)
     assert old.point.config.max_num_seqs == new.point.config.max_num_seqs == 6
     assert new.point.spec.policy.name == "sjf"
+
+
+def test_provenance_tells_of_one_engine_what_the_first_pool_is_and_each_pool_its_own():
+    spec = experiment(cluster=POOLS, policy=PREDICTED)
+    old, new = kinds = resolve_fleet(spec)
+    told = provenance(spec, kinds)
+    assert list(told["pools"]) == ["old", "new"]
+    for kind, one in zip(kinds, told["pools"].values(), strict=True):
+        assert one["num_engines"] == kind.num_engines
+        assert one["hardware"] == kind.point.deployment.gpu.name
+        assert one["engine"]["num_blocks"] == kind.point.config.num_blocks
+        assert one["policy_source"] == registry.policy_class(kind.point.spec.policy.name).source
+        assert one["memory"] == asdict(kind.point.memory)
+    assert told["hardware"] == old.point.deployment.gpu.name != new.point.deployment.gpu.name
+    assert told["engine"] == told["pools"]["old"]["engine"]
+    assert told["router_source"] == routers.router_class("round_robin").source
+    assert "pools" not in provenance(spec, kinds[:1])
+    alone = experiment(cluster=None, policy=PREDICTED)
+    assert "router_source" not in provenance(alone, resolve_fleet(alone))
 
 
 def test_requests_fit_the_engine_of_the_shortest_model_length():

@@ -354,6 +354,44 @@ def test_tune_finds_the_peak_within_the_bar():
     assert len(found.trials) <= 100
 
 
+@pytest.mark.parametrize(
+    ("given", "seeds", "said"),
+    [
+        ((10.0, 11.0, 9.0, 10.5, 10.2), -0.1, "beats"),
+        ((10.0, 11.0, 9.0, 10.5, 10.2), 0.2, "beats"),
+        ((30.0, 31.0, 29.0, 30.5, 30.2), 0.2, "no"),
+        ((10.0,), -0.1, "no verdict from one run"),
+        ((10.0,), 0.2, "no verdict from one run"),
+        (None, 0.0, "the experiment's own values are the best found"),
+    ],
+)
+def test_tune_tells_the_winner_against_the_given_values_and_whether_those_hold(
+    monkeypatch, given, seeds, said
+):
+    key = "engine.max_num_seqs"
+    asked = spec(
+        tune={"maximize": "output_throughput", "over": {key: [8, 128]},
+              "at_most": {"p99_itl_ms": 100}},
+    )  # fmt: skip
+    own = asked.engine.max_num_seqs if given is not None else 16
+    if given is None:
+        asked = asked.model_copy(
+            update={"engine": asked.engine.model_copy(update={"max_num_seqs": 16})}
+        )
+    goals = (30.0, 31.5, 29.2, 30.4, 30.1)[: len(given or [0] * 5)]
+    best = Trial({key: 16}, goals, (-0.1,))
+    others = [] if given is None else [Trial({key: own}, given, (seeds,))]
+    monkeypatch.setattr(tuning, "_settled", lambda *_: ([best, *others], ""))
+    search = SimpleNamespace(
+        trials={(16,): best}, is_whole=lambda _: True, is_cut=False, left_out=Counter()
+    )
+    told = tuning._confirmed(asked, asked.tune, search, None)
+    assert said in told.verdict
+    assert told.verdict.endswith("(which breaks a constraint)") is (seeds > 0)
+    assert told.given is (others[0] if others else None)
+    assert told.remarks == ()
+
+
 @pytest.mark.slow
 def test_tune_leaves_out_combinations_that_are_not_allowed():
     assert tuned().num_invalid > 0  # max_num_batched_tokens < max_num_seqs

@@ -2,8 +2,10 @@
 
 import pytest
 
+from schedlab.experiments.claims.report import _changed
 from schedlab.experiments.running.run import _reporter
 from schedlab.experiments.specification.claim_settings import _fits
+from schedlab.experiments.specification.sweep import shown
 
 STATIC = {"name": "static", "max_batch_size": 4, "router": {"name": "random", "seed": 1}}
 
@@ -56,3 +58,21 @@ def test_progress_of_a_run_is_told_every_two_hundred_requests_and_at_the_end(tot
     for count in done:
         report(count)
     assert found == [(count, total) for count in told]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("/some/folder/trace.csv", "trace.csv"),
+        ("folder/trace.csv", "folder/trace.csv"),
+        ("fcfs", "fcfs"),
+        (4, "4"),
+        (0.5, "0.5"),
+        (None, shown(None)),
+        (True, shown(True)),
+        (["/a/b"], shown(["/a/b"])),
+        ({"name": "static", "max_batch_size": 4}, shown({"name": "static", "max_batch_size": 4})),
+    ],
+)
+def test_change_in_a_report_of_claims_names_a_file_without_its_folder(value, text):
+    assert _changed(value) == text

@@ -319,6 +319,34 @@ def test_wrong_recording_names_the_line(tmp_path, line, message):
         read_drafts(path)
 
 
+@pytest.mark.parametrize(
+    ("drafts", "places"),
+    [
+        ([], [(0, 0), (0, 0)]),
+        ([(4, 2)], [(0, 0), (4, 2), (3, 1), (2, 0), (0, 0)]),
+        ([(3, 0), (2, 2)], [(0, 0), (3, 0), (2, 2), (1, 1), (0, 0), (0, 0)]),
+    ],
+)
+def test_recorded_drafts_tell_at_each_place_what_was_left_of_them(drafts, places):
+    recorded = _Recorded(drafts)
+    assert [recorded.verify(place, 9) for place in range(len(places))] == places
+    for most in range(4):
+        cut = [(min(a, most), min(b, most)) for a, b in places]
+        assert [recorded.verify(place, most) for place in range(len(places))] == cut
+
+
+@pytest.mark.parametrize(("rate", "spread"), [(0.7, 0.1), (0.5, 0.2), (0.9, 0.05), (0.3, 0.0)])
+def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, spread):
+    drawn, tokens = DrawnAcceptance([rate], spread, seed=3), 512
+    shares = []
+    for i in range(640):
+        outcome = drawn.outcome(Request(i, 0, 1, max_tokens=tokens), tokens)
+        shares.append(np.mean([outcome.verify(place, 1)[1] for place in range(0, tokens, 2)]))
+    noise = rate * (1 - rate) / (tokens / 2)
+    assert np.mean(shares) == pytest.approx(rate, abs=0.02)
+    assert np.std(shares) == pytest.approx(np.sqrt(spread**2 + noise), rel=0.1)
+
+
 def test_request_that_was_not_recorded_is_named(tmp_path):
     with pytest.raises(SpecError, match="no drafts of request 1 were recorded"):
         run_recorded(tmp_path, {0: [(1, 1)]}, [laws.arrival(1, 0, 10, 3)])

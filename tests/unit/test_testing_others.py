@@ -1,7 +1,7 @@
 """The checks for cost models, executors and readers: ours pass, and each catches a bad one."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +30,7 @@ from schedlab.testing.cases import random_cases
 from schedlab.testing.check import verdicts
 from schedlab.testing.executor import _Watch
 from schedlab.traces.readers import READERS
+from schedlab.traces.trace import Trace
 
 # -- cost models -------------------------------------------------------------------------------
 
@@ -402,3 +403,22 @@ def test_reader_that_takes_letters_for_numbers_is_caught_on_a_sample_of_two_rows
             return
         with pytest.raises(AssertionError, match="letters for numbers is read without an error"):
             reader_laws.names_file_and_row_of_a_mistake(None, sample, tmp_path)
+
+
+FIELDS = [field.name for field in fields(Trace)]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_traces_that_differ_in_one_field_are_told_apart_by_it(name):
+    def trace(**changes):
+        rows = {key: SimpleNamespace(rows=lambda: [1, 2]) for key in ("prefix", "turns")}
+        columns = dict.fromkeys(FIELDS, np.array([1.0, np.nan, 3.0]))
+        return SimpleNamespace(**{**columns, **rows, **changes})
+
+    reader_laws._require_same(trace(), trace(), "reading it again")
+    others = [np.array([1.0, np.nan, 4.0]), np.array([1.0, np.nan]), None]
+    if name in ("prefix", "turns"):
+        others = [SimpleNamespace(rows=lambda: [1, 3]), None]
+    for other in others:
+        with pytest.raises(AssertionError, match=f"reading it again gives another {name}$"):
+            reader_laws._require_same(trace(), trace(**{name: other}), "reading it again")

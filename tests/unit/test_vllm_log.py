@@ -200,6 +200,20 @@ def test_modelled_clock_takes_the_prices_of_steps_one_behind_the_other():
     empty.idle_until(50)
     empty.idle_until(20)
     assert empty.now_ns == 50
+    for used in (clock, empty):
+        used.start()
+        assert (used.now_ns, used.planning_ns()) == (0, 0), "nothing is left of what was before"
+
+
+@pytest.mark.parametrize("make", [MeasuredStepClock, lambda: ModelledStepClock(None)])
+def test_clock_that_was_not_started_stands_at_zero(make):
+    clock = make()
+    assert (clock.now_ns, clock.planning_ns()) == (0, 0)
+
+
+def test_measured_clock_counts_from_its_stopwatch_until_it_is_started():
+    clock = MeasuredStepClock(stopwatch=Ticks(40, 70))
+    assert clock.planned(30, BatchShape(1, 1, 1)) == (0, 10, 40, 0, 0)
 
 
 def test_prompts_of_the_same_named_blocks_begin_alike_and_go_on_apart():
