@@ -14,6 +14,7 @@ from pathlib import Path
 
 from schedlab.policies.static import Static
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from tests import laws
@@ -75,6 +76,19 @@ CASES_OF_TIME = {
 NAMES = sorted({*CASES, *CASES_OF_TIME})
 
 
+class _Uneven(laws.LinearCost):
+    """Charges the longest and the shortest context, rows, and what a chunk attends to, as well."""
+
+    def step_ns(self, shape: laws.BatchShape, k: int = 1) -> list[int]:
+        """Price a step, or some that follow each other."""
+        more_ns = 3 * shape.rows_sampled + sum(2 * cached for _, cached in shape.chunks)
+        longest, shortest = shape.decode_context_max_tokens, shape.decode_context_min_tokens
+        return [
+            time_ns + more_ns + 2 * longest + shortest + 3 * j
+            for j, time_ns in enumerate(super().step_ns(shape, k))
+        ]
+
+
 def policy_of(case: str):
     """Return a fresh policy of a case."""
     from schedlab.policies import registry
@@ -109,15 +123,30 @@ def workload(limits: str, turn: int) -> list[Arrival]:
     return found
 
 
-def run(case: str, limits: str, turn: int, *, ahead: bool = True) -> RunLog:
-    """Run a case under some limits, steps ahead or one by one."""
+def run(case: str, limits: str, turn: int, *, ahead: bool = True) -> tuple[RunLog, int]:
+    """Run a case under some limits, steps ahead or one by one; return how many plans it took, too.
+
+    A promise that is too short changes nothing else.
+    """
     policy, config = policy_of(case), LIMITS[limits]
     if isinstance(policy, Static):
         config = replace(config, max_num_resident=None)
     config = config if ahead else laws.slow(config)
-    cost = laws.LinearCost()
+    cost = _Uneven() if limits in ("rising", "narrow") else laws.LinearCost()
     cost.never_falls = limits == "rising"
-    return laws.run(policy, workload(limits, turn), config, cost, prove=False)
+    plans = 0
+
+    def count(engine: Engine) -> None:
+        nonlocal plans
+        plans = engine.num_plans
+
+    work = workload(limits, turn)
+    log = laws.run(policy, work, config, cost, observer=count, prove=False)
+    return log, plans
+
+
+def _digest(log: RunLog, plans: int) -> str:
+    return f"{digest_of(log)} {plans}\n"
 
 
 def digests(case: str) -> dict[str, str]:
@@ -125,7 +154,7 @@ def digests(case: str) -> dict[str, str]:
     turns = MORE_TURNS if case in CASES_OF_TIME else TURNS
     return {
         limits: hashlib.sha256(
-            "".join(digest_of(run(case, limits, turn)) for turn in turns).encode()
+            "".join(_digest(*run(case, limits, turn)) for turn in turns).encode()
         ).hexdigest()[:16]
         for limits in LIMITS
     }
