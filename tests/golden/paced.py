@@ -9,8 +9,12 @@ step of what steps take, contexts grow across them, and limits are met exactly.
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from schedlab.policies.static import Static
 from schedlab.sim.config import EngineConfig
@@ -76,6 +80,32 @@ CASES_OF_TIME = {
 NAMES = sorted({*CASES, *CASES_OF_TIME})
 
 
+def shifted(work: Sequence[Arrival], by_ns: int) -> list[Arrival]:
+    """Let everybody come so much later."""
+    return [
+        replace(
+            one,
+            ready_ns=one.ready_ns + by_ns,
+            request=replace(one.request, arrival_ns=one.request.arrival_ns + by_ns),
+        )
+        for one in work
+    ]
+
+
+def since(log: RunLog, begin_ns: int) -> dict[str, list[Any]]:
+    """Return requests, steps and preemptions of a run, with times counted from an instant on."""
+    found: dict[str, list[Any]] = {}
+    for name, table in (
+        ("request", log.requests()), ("step", log.steps()), ("preemption", log.preemptions()),
+    ):  # fmt: skip
+        for key, column in table.items():
+            values = np.asarray(column)
+            if key.endswith("_ns") and key != "overhead_ns":
+                values = np.where(values >= 0, values - begin_ns, values)
+            found[f"{name} {key}"] = [None if x != x else x for x in values.tolist()]
+    return found
+
+
 class _Uneven(laws.LinearCost):
     """Charges the longest and the shortest context, rows, and what a chunk attends to, as well."""
 
@@ -123,7 +153,9 @@ def workload(limits: str, turn: int) -> list[Arrival]:
     return found
 
 
-def run(case: str, limits: str, turn: int, *, ahead: bool = True) -> tuple[RunLog, int]:
+def run(
+    case: str, limits: str, turn: int, *, ahead: bool = True, later_ns: int = 0
+) -> tuple[RunLog, int]:
     """Run a case under some limits, steps ahead or one by one; return how many plans it took, too.
 
     A promise that is too short changes nothing else.
@@ -140,7 +172,7 @@ def run(case: str, limits: str, turn: int, *, ahead: bool = True) -> tuple[RunLo
         nonlocal plans
         plans = engine.num_plans
 
-    work = workload(limits, turn)
+    work = shifted(workload(limits, turn), later_ns)
     log = laws.run(policy, work, config, cost, observer=count, prove=False)
     return log, plans
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,6 +28,7 @@ from schedlab.sim.kv.tier import Link, Tier
 from schedlab.sim.record.copies import Copies
 from schedlab.sim.request import RequestState
 from schedlab.sim.result import RunResult
+from tests.golden import paced
 from tests.laws import LinearCost, arrival
 from tests.laws import run as run_laws
 
@@ -660,6 +662,50 @@ def test_request_loaded_to_its_end_has_all_but_its_last_token_cached():
     log = run_laws(ContinuousBatching(), work, connected())
     assert [row["num_blocks"] for row in copies_of(log, is_load=1)] == [8]
     assert log.requests()["cached_tokens"][3] == 8 * BLOCK - 1
+
+
+@pytest.mark.parametrize("turn", [0, 2, 3])
+@pytest.mark.parametrize("follows", [False, True])
+def test_runs_with_tiers_that_begin_later_are_those_that_begin_at_zero(follows, turn):
+    # Few blocks: those who began at zero are preempted, and loaded when they come back.
+    keys = {"num_blocks": 20, "block_size": 4, "max_model_len": 60, "kv_load": "always"}
+    more = {"load_takes_seat": False, "offloading_connector": True} if follows else {}
+    draw = Random(turn)
+    work = []
+    for i in range(14):
+        document, length = draw.randrange(3), draw.choice((4, 8, 16, 24))
+        names = tuple(100 * document + j for j in range(length // 4))
+        work.append(arrival(i, 1_500 * (i // 5), length, 12, prefix_hash_ids=names))
+    limits = config(tier(load_latency_ns=40 * turn), max_num_seqs=6, **keys, **more)
+    at_once, later = (
+        run_laws(ContinuousBatching(), paced.shifted(work, by_ns), limits) for by_ns in (0, 90_000)
+    )
+    assert at_once.requests()["num_preemptions"].sum() > 0
+    assert copies_of(at_once, is_load=1)
+    assert paced.since(later, 90_000) == paced.since(at_once, 0)
+    assert len(copies_of(later)) == len(copies_of(at_once))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16])
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("follows", [False, True])
+def test_prompt_in_a_tier_is_loaded_up_to_the_token_that_is_computed_again(size, more, follows):
+    # With vLLM's connector the last block, too, of which its last token is computed again; but a
+    # block of a single token is computed, not loaded.
+    others = [tuple(range(n, n + 24)) for n in (100, 600)]
+    document = tuple(range(8))
+    work = [
+        arrival(0, 0, 8 * size + 1, 1, prefix_hash_ids=document),
+        *(arrival(i, i * 100_000, 24 * size, 2, prefix_hash_ids=other)
+          for i, other in enumerate(others, 1)),
+        arrival(3, 300_000, 8 * size + more, 1, prefix_hash_ids=document),
+    ]  # fmt: skip
+    keys = {"block_size": size, "max_model_len": 40 * size, "max_num_batched_tokens": 400}
+    limits = connected(**keys) if follows else config(kv_load="always", **keys)
+    log = run_laws(ContinuousBatching(), work, limits)
+    most = 8 if more or (follows and size > 1) else 7
+    assert [row["num_blocks"] for row in copies_of(log, is_load=1)] == [most]
+    assert log.requests()["cached_tokens"][3] == min(most * size, 8 * size + more - 1)
 
 
 def test_loaded_request_that_got_its_seat_is_no_longer_among_those_who_came():

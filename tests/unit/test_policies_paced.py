@@ -17,6 +17,15 @@ def test_steps_planned_ahead_beside_tight_targets_are_those_planned_one_by_one(c
 
 
 @pytest.mark.parametrize("case", paced.NAMES)
+def test_runs_that_begin_later_are_those_that_begin_at_zero(case):
+    # At zero what was never is easily taken for what was at once.
+    for limits in ("full", "swapping", "roomy"):
+        at_once, _ = paced.run(case, limits, 0)
+        later, _ = paced.run(case, limits, 0, later_ns=70_000)
+        assert paced.since(later, 70_000) == paced.since(at_once, 0), limits
+
+
+@pytest.mark.parametrize("case", paced.NAMES)
 def test_runs_beside_tight_targets_are_the_kept_ones(case):
     assert paced.digests(case) == paced.kept()[case]
 
