@@ -3,10 +3,12 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
+import numpy as np
 import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.credits import Credits
+from schedlab.policies.qoserve import _Lengths
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -501,3 +503,14 @@ def test_slai_plans_once_for_those_due_and_the_others_while_all_of_them_run():
     simulate(engine, work)
     # Prompts, all their steps, the third prompt, all its steps, and one when all is done.
     assert engine.num_plans == 5
+
+
+@pytest.mark.parametrize(
+    "lengths", [[], [7], [5, 5, 5], [3, 4], [1, 2, 3, 4], [100, 100, 101], [1, 4096], [9, 1, 1, 1]]
+)
+def test_qoserve_expects_the_mean_of_past_answers_and_two_deviations(lengths):
+    past = _Lengths()
+    for tokens in lengths:
+        past.add(tokens)
+    mean, deviation = (np.mean(lengths), np.std(lengths)) if lengths else (0.0, 0.0)
+    assert past.high() == pytest.approx(mean + 2 * deviation, rel=1e-9)
