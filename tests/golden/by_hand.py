@@ -8,6 +8,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,13 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     ),
     "lines over a metric": lambda: plots.lines(
         rows(), "title", ["mean_ttft_ms"], "request_throughput", ["policy"]
+    ),
+    "lines in another order": lambda: plots.lines(
+        [rows()[i] for i in (6, 2, 0, 5, 3, 1, 4)], "title", ["p99_ttft_ms"]
+    ),
+    "lines of a key that varies not": lambda: plots.lines(
+        [replace(row(p, 2, 2.0 + i), settings={"policy": p, "engine.max_num_seqs": "8"})
+         for i, p in enumerate(("x", "y"))], "title", ["p99_ttft_ms"],
     ),
     "lines over rates that are names": lambda: plots.lines(
         [row("fcfs", rate, 1.0 + i) for i, rate in enumerate(("inf", "slow", "fast"))], "t",

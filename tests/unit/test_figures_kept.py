@@ -3,6 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
+from schedlab.experiments.figures import style
 from tests.golden import by_hand
 
 
@@ -28,6 +29,24 @@ def test_figure_of_results_by_hand_is_the_kept_one_and_has_its_title(name):
 
 def test_figures_by_hand_are_those_kept():
     assert set(by_hand.kept()) == set(by_hand.FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("inches", "names", "num"),
+    [
+        (7.0, [], 1), (7.0, ["a"], 1), (7.0, ["abc"] * 5, 5), (7.0, ["abc"] * 12, 9),
+        (7.0, ["a name of twenty-two ch"] * 5, 3), (3.4, ["a name of twenty-two ch"] * 5, 1),
+        (3.4, ["x" * 90, "y"], 1), (3.4, ["abc"] * 9, 4), (7.0, ["abc", "x" * 42], 2),
+    ],
+)  # fmt: skip
+def test_names_below_a_figure_stand_in_as_many_columns_as_fit(inches, names, num):
+    # 14 characters an inch, and seven beside each name for its line.
+    figure = style.new_figure(inches, 3)
+    assert style.columns_below(figure, names) == num
+    if names:
+        style.name_below(figure, zip(names, style.looks(), strict=False))
+        (legend,) = figure.legends
+        assert legend._ncols == min(num, len(set(names)))
 
 
 @pytest.mark.parametrize("name", ["heat map", "heat map of few"])
