@@ -17,7 +17,7 @@ from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import RequestState, Slo
 from tests import laws
 from tests.laws import LinearCost, arrival
-from tests.traced import batches, limits
+from tests.traced import Recorder, batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
 SLAI = {"token_budget": 8, "tbt_s": 6e-6, "dynamic_offset": False, "offset": 1}
@@ -307,6 +307,14 @@ def test_slo_policy_with_an_impossible_knob_is_refused(name, knobs, message):
         batches(name, [arrival(0)], limits(), **knobs)
 
 
+class CostlyContexts(LinearCost):
+    """Charges 50 ns for each token of the longest and of the shortest context."""
+
+    def step_ns(self, shape, k=1):
+        both = shape.decode_context_max_tokens + shape.decode_context_min_tokens
+        return [ns + 50 * both for ns in super().step_ns(shape, k)]
+
+
 AT_ONCE = {"ttft_margin_s": 0.0, "safety": 0.99}
 """No margins: steps of the tests take microseconds."""
 
@@ -350,6 +358,10 @@ def test_scorpio_rejects_the_last_whose_prompt_ends_a_nanosecond_behind_its_targ
     ]
     knobs = {**AT_ONCE, "ttft_margin_s": margin_ns / 1e9}
     _, log = batches("scorpio", work, limits(budget=40), **knobs)
+    assert list(log.reject_reasons) == ([] if served else [last])
+    # A step without decodes has no longest context, whatever that would cost.
+    recorder = Recorder(registry.make("scorpio", **knobs))
+    log = laws.run(recorder, work, laws.slow(limits(budget=40)), CostlyContexts())
     assert list(log.reject_reasons) == ([] if served else [last])
 
 

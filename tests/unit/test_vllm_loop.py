@@ -846,6 +846,18 @@ def test_server_with_what_a_plan_does_not_know_is_refused_by_its_name(ours, name
         ours.refusals.refuse_server(_server(**{name: value}))
 
 
+def test_policy_that_asks_for_times_or_seals_batches_is_refused_by_its_name(ours):
+    for name in ("scorpio", "hygen", "fair_batching", "qoserve", "fastserve"):
+        policy = registry.make(name)
+        with pytest.raises(SpecError, match=f"policy '{name}' asks how long steps take"):
+            ours.refusals.refuse_policy(policy, name)
+        ours.refusals.refuse_policy(policy, name, True)
+    ours.refusals.refuse_policy(registry.make("fcfs"), "fcfs")
+    for has_cost_model in (False, True):
+        with pytest.raises(SpecError, match="policy 'static' seals batches"):
+            ours.refusals.refuse_policy(registry.make("static"), "static", has_cost_model)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_engine_is_opened_with_the_limits_of_the_experiment(monkeypatch, tmp_path, device):
     config = replace(
