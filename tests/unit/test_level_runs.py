@@ -382,6 +382,7 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     spec = spec_of(profile, scatters=True)
     found = comparison.compare(spec, check=False)
     assert [point.num_simulated for point in found] == [6] * 4
+    assert markdown(found[:1], spec).startswith(f"# {spec.name}: measured against simulated\n")
     text = markdown(found, spec)
     assert "4 sent one after the other by each of as many clients" in text
     assert "whose own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text

@@ -1,6 +1,7 @@
 """Sessions in files, linked from traces, and drawn."""
 
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -124,6 +125,31 @@ def test_bailian_chat_waits_for_its_parent_and_finds_its_answer(file):
     # 34 tokens fill two blocks, of which the second is the next prompt's second.
     assert one.turn.answer_hash_ids == two.request.prefix_hash_ids[1:2]
     assert two.request.prefix_hash_ids[:1] == one.request.prefix_hash_ids
+
+
+QUOTED = [
+    {"chat_id": i, "parent_chat_id": parent, "timestamp": float(i), "input_length": 16 * len(ids),
+     "output_length": 15 + i, "hash_ids": ids}
+    for i, parent, ids in (
+        (1, -1, [10, 11]), (2, -1, [12]), (3, 1, [10, 11, 13, 14]), (4, 2, [12, 15, 16]),
+        (5, 3, [10, 11, 13, 14, 17, 18]), (6, -1, [10, 11, 19]), (7, 4, [12, 15, 16, 20, 21]),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
+@pytest.mark.parametrize("block_tokens", [None, 16, 32])
+@pytest.mark.parametrize("kind", ["named", "sessions", "prefixes"])
+def test_requests_are_the_same_however_many_rows_are_taken_at_once(
+    monkeypatch, file, kind, chunk, block_tokens
+):
+    lines = "".join(json.dumps(row | {"type": "text", "turn": 1}) + "\n" for row in QUOTED)
+    trace = read(file(SESSIONS if kind == "sessions" else lines), sessions=kind == "named" or None)
+    taken = {"max_model_len": 4_000, "hash_block_tokens": block_tokens}
+    whole = [repr(one) for one in requests_of(trace, **taken)]
+    monkeypatch.setattr(sys.modules["schedlab.traces.workload"], "CHUNK_ROWS_WITH_PREFIXES", chunk)
+    assert [repr(one) for one in requests_of(trace, **taken)] == whole
+    assert len(whole) == len(trace) > 5
 
 
 def test_bailian_answer_that_the_next_prompt_does_not_quote_has_no_names(file):

@@ -5,7 +5,9 @@ import pytest
 from schedlab.experiments.claims.report import _changed
 from schedlab.experiments.running.run import _reporter
 from schedlab.experiments.specification.claim_settings import _fits
+from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.sweep import shown
+from schedlab.sim.errors import SpecError
 
 STATIC = {"name": "static", "max_batch_size": 4, "router": {"name": "random", "seed": 1}}
 
@@ -76,3 +78,41 @@ def test_progress_of_a_run_is_told_every_two_hundred_requests_and_at_the_end(tot
 )
 def test_change_in_a_report_of_claims_names_a_file_without_its_folder(value, text):
     assert _changed(value) == text
+
+
+def drawn(**changes):
+    """Return a workload of drawn sessions with tools and sub-agents, one part of it changed."""
+    sessions = {
+        "count": 2, "turns": 2, "new_tokens": 8, "first_tokens": 9, "output_tokens": 4,
+        "think_s": 1.0, "tools": {"search": {"share": 0.5, "seconds": 2.0, "tokens": 3}},
+        "fan_out": {"share": 0.5, "width": 2, "tokens": 5},
+    }  # fmt: skip
+    for path, value in changes.items():
+        *outer, key = path.split("__")
+        part = sessions
+        for name in outer:
+            part = part[name]
+        part[key] = value
+    return {"workload": {"sessions": sessions, "session_rate": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "turns", "new_tokens", "first_tokens", "output_tokens", "think_s",
+        "tools__search__seconds", "tools__search__tokens", "fan_out__width", "fan_out__tokens",
+    ],
+)  # fmt: skip
+def test_distribution_of_sessions_that_is_unknown_or_has_no_such_knob_is_refused_by_its_key(path):
+    key = "workload.sessions." + path.replace("__", r"\.")
+    make_spec(drawn())
+    for given in ({"distribution": "unifrom"}, {"distribution": "uniform", "lo": 1, "high": 2}):
+        with pytest.raises(SpecError, match=rf"{key}"):
+            make_spec(drawn(**{path: given}))
+
+
+def test_think_times_of_a_trace_that_are_of_no_known_distribution_are_refused():
+    load = {"trace": "sessions.jsonl", "follow_sessions": True, "num_requests": 3}
+    for given in ({"distribution": "unifrom"}, {"distribution": "uniform", "lo": 1, "high": 2}):
+        with pytest.raises(SpecError, match=r"workload\.think_s"):
+            make_spec({"workload": {**load, "think_s": given}})
