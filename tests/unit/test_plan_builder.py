@@ -536,3 +536,34 @@ def test_decodes_that_join_those_granted_again_are_known_when_somebody_is_preemp
     log = run_plan(plan, [arrival(i, prompt=3, output=6) for i in range(3)])
     assert told[1:] == [served, [lost]]
     assert log.requests()["generated_tokens"].tolist() == [6, 6, 6]
+
+
+GRANTS = {
+    "grant": lambda view, builder: builder.grant(view.decoding[0]),
+    "grant_all": lambda view, builder: builder.grant_all(view.decoding),
+    "grant_decodes": lambda view, builder: builder.grant_decodes(),
+    "grant_running": lambda view, builder: builder.grant_running(),
+    "grant_again": lambda view, builder: builder.grant_again((), ()),
+}
+
+
+@pytest.mark.parametrize("second", GRANTS)
+@pytest.mark.parametrize("first", GRANTS)
+def test_decodes_that_were_granted_are_never_granted_again_in_a_step(first, second):
+    reached = []
+
+    def plan(view, builder):
+        if len(view.decoding) == 2:
+            assert GRANTS[first](view, builder)
+            reached.append(first)
+            GRANTS[second](view, builder)
+            return builder.build()
+        builder.grant_running()
+        for state in view.waiting:
+            builder.grant(state)
+        return builder.build()
+
+    work = [arrival(i, prompt=5, output=6) for i in range(2)]
+    with pytest.raises(InfeasiblePlan, match=r"already granted|twice|granted tokens"):
+        run_plan(plan, work)
+    assert reached == [first]
