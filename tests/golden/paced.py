@@ -28,7 +28,7 @@ from tests.policy_cases import CASES, PARAMS, make
 KEPT = Path(__file__).with_name("paced.json")
 LONGEST = 48
 TURNS = range(2)
-MORE_TURNS = range(9)
+MORE_TURNS = range(6)
 LIMITS = {
     # Steps of decodes alone, and prompts of a few tokens beside them.
     "roomy": EngineConfig(
