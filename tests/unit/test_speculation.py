@@ -341,8 +341,8 @@ def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, sp
     shares = []
     for i in range(640):
         outcome = drawn.outcome(Request(i, 0, 1, max_tokens=tokens), tokens)
-        shares.append(np.mean([outcome.verify(place, 1)[1] for place in range(0, tokens, 2)]))
-    noise = rate * (1 - rate) / (tokens / 2)
+        shares.append(np.mean([outcome.verify(place, 1)[1] for place in range(0, tokens, 4)]))
+    noise = rate * (1 - rate) / (tokens / 4)
     assert np.mean(shares) == pytest.approx(rate, abs=0.02)
     assert np.std(shares) == pytest.approx(np.sqrt(spread**2 + noise), rel=0.1)
 
