@@ -5,7 +5,6 @@ runs a few requests, so that each figure is looked at whenever tests are run.
 """
 
 import functools
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.result import RunResult
+from tests.golden import digest_table
 from tests.golden.drawn import _FOUND, seen
 from tests.golden.rounding import json_digest
 
@@ -234,11 +234,9 @@ def digests(figure: Figure) -> dict[str, str]:
 
 def kept() -> dict[str, dict[str, str]]:
     """Read the digests."""
-    found: dict[str, dict[str, str]] = json.loads(KEPT.read_text(encoding="utf-8"))
-    return found
+    return digest_table.read(KEPT)
 
 
 def write() -> None:
-    """Write them anew, a line a figure."""
-    rows = [f"{json.dumps(name)}: {json.dumps(digests(FIGURES[name]()))}" for name in FIGURES]
-    KEPT.write_text("{\n " + ",\n ".join(rows) + "\n}\n", encoding="utf-8")
+    """Write them anew."""
+    digest_table.write(KEPT, {name: digests(make()) for name, make in FIGURES.items()})

@@ -7,7 +7,6 @@ step of what steps take, contexts grow across them, and limits are met exactly.
 """
 
 import hashlib
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from tests import laws
+from tests.golden import digest_table
 from tests.golden.small_runs import digest_of
 from tests.policy_cases import CASES, PARAMS, make
 
@@ -194,11 +194,9 @@ def digests(case: str) -> dict[str, str]:
 
 def kept() -> dict[str, dict[str, str]]:
     """Read the digests."""
-    found: dict[str, dict[str, str]] = json.loads(KEPT.read_text(encoding="utf-8"))
-    return found
+    return digest_table.read(KEPT)
 
 
 def write() -> None:
-    """Write them anew, a line a case."""
-    rows = [f"{json.dumps(case)}: {json.dumps(digests(case))}" for case in NAMES]
-    KEPT.write_text("{\n " + ",\n ".join(rows) + "\n}\n", encoding="utf-8")
+    """Write them anew."""
+    digest_table.write(KEPT, {case: digests(case) for case in NAMES})
