@@ -85,15 +85,17 @@ class StepTimer:
         """
         self._stopwatch.between_steps()
         seats = [self._pool.grow(i, 1 + c) for i, c in enumerate(decodes)]
-        self._lay_out(seats, [(1, c) for c in decodes], decode_only=True)
         host = []
-        for _ in range(WARM_UPS + repetitions):
-            begun = self._stopwatch()
-            self._runner.launch(self._batch)
-            host.append((self._stopwatch() - begun) / 1e9)
-            self._runner.wait()
-        for i in range(len(decodes)):
-            self._pool.release(i)
+        try:
+            self._lay_out(seats, [(1, c) for c in decodes], decode_only=True)
+            for _ in range(WARM_UPS + repetitions):
+                begun = self._stopwatch()
+                self._runner.launch(self._batch)
+                host.append((self._stopwatch() - begun) / 1e9)
+                self._runner.wait()
+        finally:
+            for i in range(len(decodes)):
+                self._pool.release(i)
         return tuple(host[WARM_UPS:])
 
     def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> int:
