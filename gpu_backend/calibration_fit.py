@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,27 @@ class SwapTime(NamedTuple):
     num_blocks: int
     num_bytes: int
     seconds: float
+
+
+class RunStep(Protocol):
+    """A step of a run, whoever recorded it."""
+
+    @property
+    def shape(self) -> BatchShape:
+        """What it costs by."""
+
+    @property
+    def duration_ns(self) -> int:
+        """What it took."""
+
+    @property
+    def overhead_ns(self) -> int:
+        """How much of that is scheduling overhead."""
+
+
+def without_overhead(steps: Sequence[RunStep]) -> list[MeasuredBatch]:
+    """Return what the steps of a run took beside the scheduler."""
+    return [MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9) for s in steps]
 
 
 def fit_profile(
@@ -127,9 +148,7 @@ def run_level(
     """
     if not steps:
         return RunLevel()
-    measured = np.array([s.seconds for s in steps])
-    predicted = predictions(replace(fit, run_level=RunLevel()), steps)
-    has_prompts = np.array([bool(s.shape.chunks) for s in steps])
+    measured, predicted, has_prompts = _beside_fit(fit, steps)
     rows = np.array([float(s.shape.num_decodes) for s in steps])
     columns = [predicted * ~has_prompts, predicted * has_prompts]
     # What is added is told from a level only where steps differ in their share of it.
@@ -177,9 +196,7 @@ def sustained_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
     """
     if not steps:
         return RunLevel()
-    measured = np.array([s.seconds for s in steps])
-    predicted = predictions(replace(fit, run_level=RunLevel()), steps)
-    has_prompts = np.array([bool(s.shape.chunks) for s in steps])
+    measured, predicted, has_prompts = _beside_fit(fit, steps)
     decode, prompt, more_s = 1.0, 1.0, 0.0
     if not has_prompts.all():
         decode = float(measured[~has_prompts].sum() / predicted[~has_prompts].sum())
@@ -198,6 +215,17 @@ def sustained_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
         scale = float(took.sum() / (prompt * priced + more_s).sum())
         prompt, more_s = prompt * scale, more_s * scale
     return RunLevel(decode_steps=decode, prompt_steps=prompt, prompt_step_s=more_s)
+
+
+def _beside_fit(
+    fit: Fit, steps: Sequence[MeasuredBatch]
+) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """Return what steps took, what a fit says of them at no level, and which have prompts."""
+    return (
+        np.array([s.seconds for s in steps]),
+        predictions(replace(fit, run_level=RunLevel()), steps),
+        np.array([bool(s.shape.chunks) for s in steps]),
+    )
 
 
 def step_spread(fit: Fit, steps: Sequence[MeasuredBatch]) -> StepSpread | None:
@@ -345,8 +373,8 @@ def _fit_regime(
     scale[scale == 0] = 1.0
     solution, _ = nnls(matrix * weight[:, None] / scale, 1.0 - known * weight)
     solution = solution / scale
-    found = dict(zip(names, solution[len(knots) :].tolist(), strict=True))
-    coefficients = {name: float(found.get(name, known_s.get(name, 0.0))) for name in there}
+    cost_s = {**known_s, **dict(zip(names, solution[len(knots) :].tolist(), strict=True))}
+    coefficients = {name: cost_s[name] for name in there}
     values = [float(v) for v in solution[: len(knots)]]
     if len(knots) == 1:  # a flat curve: nothing says how it goes on
         knots, values = [knots[0], knots[0] + 1], values * 2

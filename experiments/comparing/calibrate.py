@@ -283,29 +283,27 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
     SpecError
         If the profile or a run cannot be read.
     """
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, without_overhead
     from schedlab.gpu_backend.stopwatch import ReferenceSpeed
 
-    meta = read_meta(profile)
-    path = profile / "residuals.json"
+    # All is read before anything is written.
+    meta = {key: value for key, value in read_meta(profile).items() if key != "level_of_runs"}
+    if runs:
+        meta["level_of_runs"] = [run.name for run in runs]
+    readings, speed = read_text(profile / READINGS), ReferenceSpeed.read(profile)
+    points = read_json_object(profile / "residuals.json")
+    steps = [step for run in runs for step in read_steps(run)[1:]]
     try:
         batches = [
             (point["kind"], MeasuredBatch(_shape(point), point["measured_s"]))
-            for point in read_json_object(path)["points"]
+            for point in points["points"]
         ]
-        steps = [
-            MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9)
-            for run in runs
-            for s in read_steps(run)[1:]
-        ]
-        about = {**meta, **({"level_of_runs": [run.name for run in runs]} if runs else {})}
-        found, residuals = write_profile(folder, about, batches, steps)
+        found, residuals = write_profile(folder, meta, batches, without_overhead(steps))
     except (KeyError, TypeError) as error:
         raise SpecError(f"{profile} is no profile that can be fitted anew: no {error}") from error
-    if folder.resolve() != profile.resolve():
-        write_text(folder / READINGS, read_text(profile / READINGS))
-        if (speed := ReferenceSpeed.read(profile)) is not None:
-            speed.write(folder)
+    write_text(folder / READINGS, readings)
+    if speed is not None:
+        speed.write(folder)
     save_residuals(residuals, folder)
     return found
 

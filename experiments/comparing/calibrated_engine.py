@@ -94,7 +94,7 @@ def open_ours(
     """
     import torch
 
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+    from schedlab.gpu_backend.calibration_fit import without_overhead
     from schedlab.gpu_backend.runner import open_runner
     from schedlab.gpu_backend.step_timer import StepTimer
     from schedlab.gpu_backend.swap_timing import swap_times
@@ -109,10 +109,7 @@ def open_ours(
         runner.graph_buckets,
         swapping,
         overhead_of([s.shape for s in steps], [s.overhead_ns for s in steps]),
-        run_steps=[
-            MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9)
-            for s in (steps if runner.is_cuda else [])
-        ],
+        run_steps=without_overhead(steps) if runner.is_cuda else [],
     )
 
 
@@ -142,7 +139,7 @@ def open_vllm(
     from schedlab.experiments.running.vllm_backend import require_vllm
 
     require_vllm()
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+    from schedlab.gpu_backend.calibration_fit import without_overhead
     from schedlab.gpu_backend.vllm.clock import MeasuredStepClock
     from schedlab.gpu_backend.vllm.engine import VllmSetup
     from schedlab.gpu_backend.vllm.opening import first_requests, open_core
@@ -188,7 +185,7 @@ def open_vllm(
             },
         },
         repetitions=1 if device == "cpu" else 2,
-        run_steps=[MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9) for s in steps],
+        run_steps=without_overhead(steps),
     )
 
 
@@ -202,7 +199,6 @@ def chat_steps(
     config: EngineConfig,
     seed: int,
     stopwatch: Stopwatch | None = None,
-    num_requests: int = _NUM_REQUESTS,
 ) -> list[StepTime]:
     """Serve a chat workload on the real backend, with `fcfs`, by the virtual clock.
 
@@ -213,7 +209,7 @@ def chat_steps(
     from schedlab.gpu_backend.executor import TorchExecutor
 
     executor = TorchExecutor(runner, config, VirtualClock(stopwatch), seed=seed)
-    requests = chat(config, min(num_requests, 2 * config.max_num_seqs), seed)
+    requests = chat(config, min(_NUM_REQUESTS, 2 * config.max_num_seqs), seed)
     simulate(Engine(config, registry.make("fcfs"), executor), requests)
     return executor.steps[1:]
 

@@ -528,9 +528,12 @@ def test_refit_of_a_profile_gives_its_fit_again_and_a_run_tells_its_level(profil
     assert level.decode_steps == pytest.approx(2.0, rel=1e-6)
     assert level.prompt_steps == pytest.approx(2.0, rel=0.05)
     assert json.loads((tmp_path / "level" / "meta.json").read_text())["level_of_runs"] == ["run"]
+    laboratory.refit(tmp_path / "level", tmp_path / "level")
+    assert read_fit(tmp_path / "level").run_level == RunLevel()
+    assert "level_of_runs" not in json.loads((tmp_path / "level" / "meta.json").read_text())
 
 
-@pytest.mark.parametrize("what", ["no run", "no profile", "a broken one"])
+@pytest.mark.parametrize("what", ["no run", "no profile", "no readings", "a broken one"])
 def test_refit_without_what_it_needs_names_the_file_and_writes_nothing(profile, tmp_path, what):
     folder, _ = profile
     output, runs = tmp_path / "new", []
@@ -538,6 +541,11 @@ def test_refit_without_what_it_needs_names_the_file_and_writes_nothing(profile, 
         runs = [tmp_path / "gone"]
     elif what == "no profile":
         folder = tmp_path
+    elif what == "no readings":
+        gone = tmp_path / "gone"
+        shutil.copytree(folder, gone)
+        (gone / "points.jsonl").unlink()
+        folder = gone
     else:
         broken = tmp_path / "broken"
         shutil.copytree(folder, broken)
