@@ -124,7 +124,10 @@ def swapped_byte_s(times: Sequence[SwapTime]) -> float:
 
 
 def run_level(
-    fit: Fit, steps: Sequence[MeasuredBatch], decode_row_s: float | None = None
+    fit: Fit,
+    steps: Sequence[MeasuredBatch],
+    decode_row_s: float | None = None,
+    lone_row_s: float = 0.0,
 ) -> RunLevel:
     """Return by how much the steps of a run differ from a fit to batches timed by themselves.
 
@@ -137,14 +140,17 @@ def run_level(
     decode_row_s : float, optional
         What each decoding request adds, if that is known: then `prompt_step_s` is found. Else it is
         found itself, and that is zero: few runs tell one of the two from the levels, not both.
+    lone_row_s : float
+        What each adds beside in steps without prompt tokens, as `lone_row` finds it.
 
     Notes
     -----
     ``measured = level of its kind * predicted + decode_row_s * decoding requests + prompt_step_s
-    (if there are prompt tokens)``, by non-negative least squares in which a step weighs 1 /
-    predicted: so the sums of both sides are equal for each kind, and a run takes as long as its
-    steps together, the slow ones among them. `prompt_step_s` makes up half of what steps with
-    prompts take at most: where all of them took alike, longer prompts would cost nothing else.
+    (if there are prompt tokens; else lone_row_s * decoding requests)``, by non-negative least
+    squares in which a step weighs 1 / predicted: so the sums of both sides are equal for each kind,
+    and a run takes as long as its steps together, the slow ones among them. `prompt_step_s` makes
+    up half of what steps with prompts take at most: where all of them took alike, longer prompts
+    would cost nothing else.
     """
     if not steps:
         return RunLevel()
@@ -153,6 +159,7 @@ def run_level(
     columns = [predicted * ~has_prompts, predicted * has_prompts]
     # What is added is told from a level only where steps differ in their share of it.
     added = rows if np.ptp(rows / predicted) else np.zeros(len(steps))
+    measured = measured - lone_row_s * rows * ~has_prompts
     if decode_row_s is not None:
         measured = measured - decode_row_s * rows
         added = has_prompts * float(has_prompts.any() and np.ptp(predicted[has_prompts]) > 0)
@@ -171,7 +178,47 @@ def run_level(
         prompt_steps=prompt if has_prompts.any() else 1.0,
         decode_row_s=more_s if decode_row_s is None else decode_row_s,
         prompt_step_s=0.0 if decode_row_s is None else more_s,
+        lone_row_s=lone_row_s,
     )
+
+
+def lone_row(fit: Fit, rounds: Sequence[Sequence[MeasuredBatch]], decode_row_s: float) -> float:
+    """Return what each decode adds to steps without prompt tokens beside `decode_row_s`.
+
+    Parameters
+    ----------
+    fit : Fit
+        Whose own level is not looked at.
+    rounds : sequence of sequence of MeasuredBatch
+        Of runs; those of a round stand at one level.
+    decode_row_s : float
+        What each adds in steps of both kinds.
+
+    Returns
+    -------
+    float
+        Seconds, of either sign; 0 where steps do not differ in their share of it.
+
+    Notes
+    -----
+    ``measured = level of its round * predicted + row * decoding requests`` over steps without
+    prompt tokens, by least squares in which a step weighs 1 / predicted. What a round's few
+    hundred steps do not tell from their level, all rounds together do.
+    """
+    decodes = [[s for s in steps if not s.shape.chunks] for steps in rounds]
+    every = [step for steps in decodes for step in steps]
+    if not every:
+        return 0.0
+    measured, predicted, _ = _beside_fit(fit, every)
+    rows = np.array([float(step.shape.num_decodes) for step in every])
+    which = np.repeat(np.arange(len(decodes)), [len(steps) for steps in decodes])
+    levels = predicted[:, None] * (which[:, None] == np.unique(which))
+    matrix = np.column_stack([levels, rows]) / np.sqrt(predicted)[:, None]
+    scale = matrix.max(axis=0)
+    if np.linalg.matrix_rank(matrix / scale) < matrix.shape[1]:
+        return 0.0
+    found, *_ = np.linalg.lstsq(matrix / scale, measured / np.sqrt(predicted), rcond=None)
+    return float(found[-1] / scale[-1]) - decode_row_s
 
 
 def sustained_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:

@@ -22,6 +22,7 @@ from schedlab.experiments.comparing.level_runs import (
     at_level,
     check_level,
     level_of,
+    levels_of,
     load_beside,
     simulated_at,
     warm_up,
@@ -278,10 +279,7 @@ def _levels(todo: list[Point], runs: list[dict[int, MeasuredRun]]) -> dict[str, 
                 steps.setdefault(load, {}).setdefault(repeat, []).extend(one.level_steps)
                 if load not in profiles:
                     profiles[load] = _profile_of(point)
-    return {
-        load: {repeat: level_of(profiles[load], some) for repeat, some in sorted(rounds.items())}
-        for load, rounds in steps.items()
-    }
+    return {load: levels_of(profiles[load], rounds) for load, rounds in steps.items()}
 
 
 def _profile_of(point: Point) -> FittedCostModel:

@@ -169,22 +169,29 @@ def level_told(spec: ExperimentSpec) -> str:
         "with the fewest, and of all, before the run; of the third with the most after it), with "
         f"contexts as long as there. Their steps, but for the first {SETTLING_STEPS} of each, in "
         "which the engine settles, say at what level those of a run stood in that round, and how "
-        "far they scattered; nothing is fitted to the runs that are compared. A round is one "
+        "far they scattered; how much more or less than by the profile each request that decodes "
+        "adds to a step without prompts is told by those of all rounds of a load together. Nothing "
+        "is fitted to the runs that are compared. A round is one "
         "measured run of each policy at a load, and the simulation is priced at the level of each "
         "of its rounds, as often at each."
     )
 
 
 LEVEL_HEADER = (
-    "load", "round", "steps without prompts", "with prompts", "scheduling overhead", "steps",
+    "load", "round", "steps without prompts", "each decode", "with prompts",
+    "scheduling overhead", "steps",
 )  # fmt: skip
 
 
 def level_rows(found: list[PointComparison]) -> list[tuple[str, ...]]:
-    """Return a row under `LEVEL_HEADER` for each round: how many times as long as the profile's."""
+    """Return a row under `LEVEL_HEADER` for each round: how many times as long as the profile's.
+
+    What each decode adds to a step without prompts is told beside what it does by the profile.
+    """
     return [
         (
-            load, str(repeat + 1), f"{level.decode_steps:.3f}", f"{level.prompt_steps:.3f}",
+            load, str(repeat + 1), f"{level.decode_steps:.3f}",
+            f"{level.run_level.lone_row_s * 1e6:+.0f} µs", f"{level.prompt_steps:.3f}",
             f"{level.overhead:.3f}", str(level.num_steps),
         )
         for load, rounds in _levels(found).items()
@@ -202,7 +209,8 @@ def _level_section(found: list[PointComparison], spec: ExperimentSpec) -> list[s
     return [
         "## At what level steps stood",
         "",
-        f"{level_told(spec)} In the table: how many times as long as by the profile, whose own "
+        f"{level_told(spec)} In the table: how many times as long as by the profile, and how much "
+        "longer for each decode in a step without prompts; the profile's own "
         f"level is {own['decode_steps']:.3f} without prompts, {own['prompt_steps']:.3f} with, and "
         f"{own['decode_row_s'] * 1e6:.0f} µs more for each request that decodes and "
         f"{own['prompt_step_s'] * 1e6:.0f} µs more for a step with prompts.",

@@ -9,7 +9,7 @@ simulation of a round of measured runs is priced at the level that their steps t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -247,7 +247,33 @@ def level_requests(
     return fitting(trace, config)
 
 
-def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
+def levels_of(
+    profile: FittedCostModel, rounds: Mapping[int, Sequence[RecordedStep]]
+) -> dict[int, Level]:
+    """Return the level of each round of a load, and for all the same that a decode adds.
+
+    Parameters
+    ----------
+    profile : FittedCostModel
+        What prices the steps.
+    rounds : mapping of int to sequence of RecordedStep
+        The steps of the level runs of each, in their order.
+
+    Raises
+    ------
+    SpecError
+        If a round does not have both steps with prompt tokens and steps without.
+    """
+    from schedlab.gpu_backend.calibration_fit import lone_row, without_overhead
+
+    batches = [without_overhead(steps) for steps in rounds.values()]
+    row_s = lone_row(profile.fit, batches, profile.fit.run_level.decode_row_s)
+    return {repeat: level_of(profile, steps, row_s) for repeat, steps in sorted(rounds.items())}
+
+
+def level_of(
+    profile: FittedCostModel, steps: Sequence[RecordedStep], lone_row_s: float = 0.0
+) -> Level:
     """Return the level that the steps of level runs stand at.
 
     Parameters
@@ -256,6 +282,9 @@ def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
         What prices them.
     steps : sequence of RecordedStep
         In their order.
+    lone_row_s : float
+        What each request that decodes adds to steps without prompts beside what the profile says,
+        told by more steps than these.
 
     Raises
     ------
@@ -267,10 +296,10 @@ def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
     The level is what makes the sums of measured and priced times equal for each kind of step, and
     for those with prompts also the mean of their ratios, as far as a time that each of them takes
     longer can: see `schedlab.gpu_backend.calibration_fit.run_level`. What each request that decodes
-    adds stays the profile's: few steps do not tell it from the level. Of the scheduling overhead
+    adds is given: the steps of a round do not tell it from the level. Of the scheduling overhead
     the terms are scaled alike, by steps without prompts; those with prompts tell what they add.
     """
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, run_level, step_spread
+    from schedlab.gpu_backend.calibration_fit import run_level, step_spread, without_overhead
 
     shapes = [step.shape for step in steps]
     has_prompts = np.array([bool(shape.chunks) for shape in shapes], dtype=bool)
@@ -281,8 +310,8 @@ def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
         )
     measured_s = np.array([step.duration_ns - step.overhead_ns for step in steps]) / 1e9
     priced_s = np.array([profile.step_ns(shape)[0] for shape in shapes]) / 1e9
-    batches = [MeasuredBatch(*pair) for pair in zip(shapes, measured_s.tolist(), strict=True)]
-    level = run_level(profile.fit, batches, profile.fit.run_level.decode_row_s)
+    batches = without_overhead(steps)
+    level = run_level(profile.fit, batches, profile.fit.run_level.decode_row_s, lone_row_s)
     overhead, times = _overhead_of(profile.scheduling_overhead, steps)
     return Level(
         run_level=level,

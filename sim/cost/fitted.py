@@ -52,7 +52,8 @@ class FittedCostModel(CostModel):
     `sim.cost.profile.step_features`. A decode-only step no larger than the largest CUDA-graph
     bucket is priced by the graph regime, its tokens rounded up to the bucket; any other by the
     eager one. What comes out, but for swapped bytes, is multiplied by the profile's `RunLevel`, and
-    what that adds for each request that decodes and for a step with prompts is added.
+    what that adds for each request that decodes and for a step with prompts is added. Where that is
+    negative for each, no step takes less than the least of the curve beside its contexts.
 
     Outside the validity box the formula goes on linearly, but nobody has checked it there:
     `outside` tells which steps those are, and `Pricing` counts them.
@@ -85,6 +86,7 @@ class FittedCostModel(CostModel):
         row_s = level.decode_row_s
         self._prompt_step_ns = level.prompt_step_s * 1e9
         self._prompts = _Pricer(fit.eager, level.prompt_steps, row_s)
+        row_s += level.lone_row_s
         self._decodes = _Pricer(fit.eager, level.decode_steps, row_s)
         self._graph = _Pricer(fit.graph, level.decode_steps, row_s) if fit.graph else None
         self._largest_graph = fit.graph.buckets[-1] if fit.graph else 0
@@ -117,6 +119,8 @@ class FittedCostModel(CostModel):
         except KeyError:
             base = pricer.price(tokens)
         base += pricer.decode_ns * (num_decodes + shape.padding_rows)
+        if base < pricer.least_ns and tokens:
+            base = pricer.least_ns
         if chunks:
             base += pricer.pair_ns * pairs + pricer.prefill_ns * len(chunks) + self._prompt_step_ns
         if swapped:
@@ -206,6 +210,8 @@ class _Pricer:
         middle = bisect_left(x, x[-1] / 2, hi=len(x) - 2)
         self._slope_beyond = max(0.0, (y[-1] - y[middle]) / (x[-1] - x[middle]))
         self.curve_ns: dict[int, float] = {}
+        # What is taken off for each row may be more than a row adds where the curve is flat.
+        self.least_ns = min(y) * 1e9 * level if row_s < 0 else 0.0
         self.sum_ns = ns("decode_context_sum_tokens")
         self.max_ns = ns("decode_context_max_tokens")
         self.pair_ns = ns("prefill_attention_pairs")

@@ -146,16 +146,20 @@ class RunLevel:
         Seconds that a step with prompt tokens takes longer beside that, however many they are: what
         is done once in a step is as much for a short prompt as for a long one. Negative where only
         the part of a step beyond its shortest is slower in a run.
+    lone_row_s : float
+        Seconds that each request which decodes adds beside `decode_row_s` in steps without prompt
+        tokens. Negative where more requests slow such a step down less than they did before.
     """
 
     decode_steps: float = 1.0
     prompt_steps: float = 1.0
     decode_row_s: float = 0.0
     prompt_step_s: float = 0.0
+    lone_row_s: float = 0.0
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():
-            size = abs(value) if key == "prompt_step_s" else value
+            size = abs(value) if key in ("prompt_step_s", "lone_row_s") else value
             check_number(f"run_level.{key}", size)
 
 
@@ -230,6 +234,9 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
     """
     require_meta(meta)
     graph = fit.graph
+    run_level = asdict(fit.run_level)
+    if not fit.run_level.lone_row_s:  # which comparisons tell, not calibrations
+        del run_level["lone_row_s"]
     data = {
         "schema": SCHEMA,
         "regimes": {
@@ -238,7 +245,7 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
         },
         "validity": {key: list(bounds) for key, bounds in fit.validity.items()},
         "error": {"train": asdict(fit.train), "held_out": asdict(fit.held_out)},
-        **({"run_level": asdict(fit.run_level)} if fit.run_level != RunLevel() else {}),
+        **({"run_level": run_level} if fit.run_level != RunLevel() else {}),
         **({"step_spread": asdict(fit.step_spread)} if fit.step_spread else {}),
     }
     for name, content in (("meta.json", dict(meta)), ("fit.json", data)):

@@ -41,6 +41,7 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     error_by_kind,
     fit_profile,
     judge,
+    lone_row,
     predictions,
     run_level,
     sustained_level,
@@ -717,7 +718,7 @@ def test_run_level_tells_kinds_of_steps_and_what_each_decoding_row_adds():
     decodes, prompts = a_run(model)
     run = slower(decodes, 0.9, 7e-5) + slower(prompts, 1.2, 7e-5)
     level = run_level(replace(model.fit, run_level=RunLevel(3.0, 2.0, 1.0, 0.5)), run)
-    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 0.0), rel=1e-5)
+    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 0.0, 0.0), rel=1e-5)
     at_level = replace(model.fit, run_level=level)
     assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
 
@@ -727,12 +728,33 @@ def test_run_level_where_rows_are_known_tells_what_each_step_with_prompts_takes_
     decodes, prompts = a_run(model)
     run = slower(decodes, 0.9, 7e-5) + slower(prompts, 1.2, 7e-5, 3e-4)
     level = run_level(model.fit, run, decode_row_s=7e-5)
-    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 3e-4), rel=1e-5)
+    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 3e-4, 0.0), rel=1e-5)
     at_level = replace(model.fit, run_level=level)
     assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
     assert run_level(model.fit, run, decode_row_s=0.0).decode_row_s == 0.0
     none_longer = slower(prompts, 1.2, 7e-5, -1e-6)
     assert run_level(model.fit, none_longer, decode_row_s=7e-5).prompt_step_s == 0.0
+
+
+@pytest.mark.parametrize("row_s", [4e-5, -4e-5])
+def test_lone_row_is_told_by_all_rounds_together_each_at_a_level_of_its_own(row_s):
+    model = truth()
+    decodes, prompts = a_run(model)
+    rounds = [
+        slower(decodes, level, 7e-5 + row_s) + slower(prompts, 1.2, 7e-5, 3e-4)
+        for level in (0.9, 1.5, 1.1)
+    ]
+    # Of a round of one kind of step each, only both together tell the level from the rows.
+    assert lone_row(model.fit, rounds, 7e-5) == pytest.approx(row_s, rel=1e-5)
+    assert lone_row(model.fit, [*rounds, prompts], 7e-5) == pytest.approx(row_s, rel=1e-5)
+    assert lone_row(model.fit, [decodes[:1], decodes[2:]], 7e-5) == 0.0
+    assert lone_row(model.fit, [prompts], 7e-5) == 0.0
+    assert lone_row(model.fit, [], 7e-5) == 0.0
+    for level, steps in zip((0.9, 1.5, 1.1), rounds, strict=True):
+        found = run_level(model.fit, steps, 7e-5, row_s)
+        assert astuple(found) == pytest.approx((level, 1.2, 7e-5, 3e-4, row_s), rel=1e-5)
+        priced = predictions(replace(model.fit, run_level=found), steps)
+        assert priced == pytest.approx([step.seconds for step in steps], rel=1e-5)
 
 
 def test_run_level_lets_no_more_than_half_of_steps_with_prompts_cost_the_same_whatever_they_are():
@@ -764,7 +786,7 @@ def test_run_level_of_kinds_that_were_not_met_is_one():
     assert run_level(model.fit, prompts).decode_steps == 1.0
     alike = [one._replace(seconds=2 * one.seconds) for one in (decodes[1], decodes[1])]
     level = run_level(model.fit, alike)
-    assert astuple(level) == pytest.approx((2.0, 1.0, 0.0, 0.0), rel=1e-5)
+    assert astuple(level) == pytest.approx((2.0, 1.0, 0.0, 0.0, 0.0), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,41 @@ def test_fitted_step_of_a_run_takes_more_by_each_row_that_decodes():
         assert in_a_run - alone == 2000 * num_rows
 
 
+@pytest.mark.parametrize("row_s", [3e-6, -1e-6])
+def test_fitted_step_without_prompts_takes_more_or_less_by_each_row_alone(row_s):
+    mixed, decodes = BatchShape(2, 300, 200, chunks=((4, 10),)), BatchShape(11, 1100, 100)
+    graphed, padded = BatchShape(8, 0, 0), BatchShape(2, 300, 200, padding_rows=3)
+    fit = replace(FIT, graph=GRAPH)
+    at_level = replace(fit, run_level=RunLevel(decode_row_s=2e-6, lone_row_s=row_s))
+    for shape, more_ns in (
+        (mixed, 2 * 2000),
+        (decodes, 11 * (2000 + round(row_s * 1e9))),
+        (graphed, 8 * (2000 + round(row_s * 1e9))),
+        (padded, 5 * (2000 + round(row_s * 1e9))),
+    ):
+        alone, in_a_run = (cost(one).step_ns(shape)[0] for one in (fit, at_level))
+        assert in_a_run - alone == more_ns
+
+
+def test_fitted_step_whose_rows_take_off_more_than_it_costs_takes_the_least_of_its_curve():
+    fit = replace(FIT, graph=GRAPH, run_level=RunLevel(2.0, lone_row_s=-9e-6))
+    least_ns = 2 * 1e9 * min(EAGER.knots_s)
+    context_ns = 2 * 1e9 * COEFFICIENTS["decode_context_sum_tokens"]
+    longest_ns = 2 * 1e9 * COEFFICIENTS["decode_context_max_tokens"]
+    decodes = BatchShape(30, 300, 20)
+    several = cost(fit).step_ns(decodes, 3)
+    assert several == pytest.approx(
+        [least_ns + context_ns * (300 + 30 * i) + longest_ns * (20 + i) for i in range(3)], abs=1
+    )
+    assert cost(fit).step_ns(decodes) == several[:1]
+    graphed = cost(fit).step_ns(BatchShape(8, 0, 0))
+    assert graphed == [round(2e9 * min(GRAPH.knots_s))]
+    assert cost(fit).step_ns(BatchShape(0, 0, 0)) == [1]  # nobody is served
+    mixed = BatchShape(2, 300, 200, chunks=((4, 10),))
+    without = replace(fit, run_level=RunLevel(2.0))
+    assert cost(fit).step_ns(mixed) == cost(without).step_ns(mixed)
+
+
 def test_fitted_step_of_a_run_takes_more_once_if_it_has_prompts():
     fit = replace(FIT, graph=GRAPH)
     at_level = replace(fit, run_level=RunLevel(prompt_step_s=3e-6))
@@ -96,6 +131,9 @@ def test_fitted_step_of_a_run_takes_more_once_if_it_has_prompts():
 def test_run_level_of_a_profile_is_kept_and_a_wrong_one_named(tmp_path):
     write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(1.05, 1.1, 7e-5, 2e-4)))
     assert read_fit(tmp_path / "a").run_level == RunLevel(1.05, 1.1, 7e-5, 2e-4)
+    assert "lone_row_s" not in (tmp_path / "a" / "fit.json").read_text()
+    write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(lone_row_s=-3e-6)))
+    assert read_fit(tmp_path / "a").run_level == RunLevel(1.0, 1.0, 0.0, 0.0, -3e-6)
     write_fit(tmp_path / "b", META, FIT)
     assert "run_level" not in (tmp_path / "b" / "fit.json").read_text()
     for level, told in (

@@ -21,6 +21,7 @@ from schedlab.experiments.comparing.level_runs import (
     check_level,
     level_of,
     level_requests,
+    levels_of,
     load_beside,
     serve_level_requests,
 )
@@ -129,11 +130,37 @@ def test_level_makes_the_sums_of_each_kind_of_step_and_of_the_overhead_those_mea
     assert there.step_spread is not None
 
 
+def test_levels_of_rounds_share_what_a_decode_adds_to_steps_without_prompts():
+    model = FittedCostModel(FIT, META)
+    times, row_ns = {3: 1.4, 0: 1.1}, -20_000
+
+    def steps_of(level):
+        for shape in shapes():
+            slow = slow_step(model, shape, decodes=level)
+            fewer_ns = 0 if shape.chunks else row_ns * shape.num_decodes
+            yield slow._replace(duration_ns=slow.duration_ns + fewer_ns)
+
+    levels = levels_of(model, {repeat: list(steps_of(level)) for repeat, level in times.items()})
+    assert list(levels) == [0, 3]
+    for repeat, level in levels.items():
+        # Decodes' own 50 us of the profile are made longer by their level as well.
+        more_s = [50e-6 * (times[repeat] - 1) for repeat in times]
+        assert level.run_level.lone_row_s == pytest.approx(-20e-6 + sum(more_s) / 2, rel=0.2)
+        priced = sum(level.of(model).step_ns(s.shape)[0] for s in steps_of(times[repeat]))
+        measured = sum(s.duration_ns - s.overhead_ns for s in steps_of(times[repeat]))
+        assert priced == pytest.approx(measured, rel=1e-4)
+        assert (
+            level.of(model).meta["level"]["run_level"]["lone_row_s"] == level.run_level.lone_row_s
+        )
+    assert levels[0].run_level.lone_row_s == levels[3].run_level.lone_row_s
+    assert levels[0].run_level.decode_steps < levels[3].run_level.decode_steps
+
+
 def test_level_tells_what_each_step_with_prompts_takes_longer_from_what_all_their_tokens_do():
     model = FittedCostModel(FIT, META)
     level = level_of(model, [slow_step(model, shape, more_s=2e-3) for shape in shapes()])
     rows_s = 2 * 5e-5 * (1.1 - 1)  # of two decodes, which the level leaves as they are
-    expected = RunLevel(level.run_level.decode_steps, 1.1 * 1.1, 5e-5, 2e-3 + rows_s)
+    expected = RunLevel(level.run_level.decode_steps, 1.1 * 1.1, 5e-5, 2e-3 + rows_s, 0.0)
     assert astuple(level.run_level) == pytest.approx(astuple(expected), rel=1e-4)
     assert level.prompt_steps > 1.2
     overhead = scaled(model.scheduling_overhead, 1.5, 2e-4)
@@ -385,7 +412,7 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     assert markdown(found[:1], spec).startswith(f"# {spec.name}: measured against simulated\n")
     text = markdown(found, spec)
     assert "4 sent one after the other by each of as many clients" in text
-    assert "whose own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
+    assert "the profile's own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
     assert "for each request that decodes and 0 µs more for a step with prompts." in text
     assert text.count("each at the level of its round") == 4
     rows = level_rows(found)
@@ -394,11 +421,14 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
         ("request_rate=inf", "1"), ("request_rate=inf", "2"),
     ]  # fmt: skip
     assert float(rows[0][2]) == pytest.approx(1.29, abs=0.01)
+    row_s = found[0].levels[0].run_level.lone_row_s
+    assert {row[3] for row in rows[:2]} == {f"{row_s * 1e6:+.0f} µs"}
     data = to_data(found, spec)
     assert data["levels"]["by_load"]["request_rate=20"]["2"]["num_steps"] == int(rows[1][-1])
     told = data["provenance"]["cost_model"]["meta"]["level"]
     assert told["run_level_of_profile"] == {
         "decode_steps": 0.9, "prompt_steps": 1.1, "decode_row_s": 5e-5, "prompt_step_s": 0.0,
+        "lone_row_s": 0.0,
     }  # fmt: skip
     assert told["times_as_long_as_profile"]["decode_steps"] == pytest.approx(1.3, abs=0.05)
     plain_spec = spec_of(profile, real={"repeats": 2})
