@@ -126,6 +126,8 @@ class Requests:
     def forget_the_gone(self, now_ns: int) -> list[RequestState]:
         """Drop the requests that vLLM has finished or aborted, and return them."""
         known = self._scheduler.requests
+        if len(known) == len(self._states):  # all that vLLM knows are known here: nobody is gone
+            return []
         gone = [(vllm_id, s) for vllm_id, s in self._states.items() if vllm_id not in known]
         for vllm_id, state in gone:
             del self._states[vllm_id]

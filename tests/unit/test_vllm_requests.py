@@ -123,6 +123,12 @@ def test_requests_that_are_gone_are_forgotten_with_their_last_token():
     assert waiting not in requests.waiting
     assert [requests.is_known(state) for state in gone] == [False, False]
     assert requests.id_of(other) == 1
+    assert requests.forget_the_gone(95) == []
+    requests.add(Sampled(3), bare(Sampled(3), 3, 8), 96)
+    scheduler.requests["r3"] = Sampled(3)
+    assert requests.forget_the_gone(97) == []
+    del scheduler.requests["r1"]
+    assert [state.id for state in requests.forget_the_gone(98)] == [1]
 
 
 def test_blocks_of_vllm_are_asked_for_what_a_plan_grants():
