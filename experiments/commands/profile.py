@@ -239,7 +239,7 @@ def refit_command(
     ] = None,
 ) -> None:
     """Fit what a calibration measured anew, without its device."""
-    from schedlab.experiments.comparing.calibrate import refit
+    from schedlab.experiments.comparing.fitted_profile import refit
 
     typer.echo(refit(profile, output, level_of or []).verdict)
     if not level_of:

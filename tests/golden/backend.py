@@ -331,7 +331,7 @@ def overheads(_: str) -> dict[str, Any]:
 
 def profiles(_: str) -> dict[str, Any]:
     """Choose what a calibration holds out, runs beside it, and says of what it found."""
-    from schedlab.experiments.comparing import calibrate, calibrated_engine
+    from schedlab.experiments.comparing import calibrate, calibrated_engine, fitted_profile
     from schedlab.sim.cost.profile import Fit, FitError, Regime
 
     small = _LIMITS["small"]
@@ -355,11 +355,14 @@ def profiles(_: str) -> dict[str, Any]:
     for mape, bias, kinds, drift in (
         (0.05, 0.01, {}, []), (0.9, 0.01, {}, [0.01]), (0.05, -0.9, {}, [0.5, 0.01]),
         (0.05, 0.01, {"mixed": {"mape": 0.9, "bias": 0.0}, "by_time": {"mape": 9, "bias": 9}}, []),
-        (calibrate.MAPE_BAR, -calibrate.BIAS_BAR, {"mixed": {"mape": 0.01, "bias": 0.02}}, []),
+        (
+            fitted_profile.MAPE_BAR, -fitted_profile.BIAS_BAR,
+            {"mixed": {"mape": 0.01, "bias": 0.02}}, [],
+        ),
     ):  # fmt: skip
         error, box = FitError(mape, 0.12, 0.3, bias, 17), {"new_tokens": (1.0, 8.0)}
         fit = Fit(Regime((1, 8), (1e-6, 2e-6), {}), None, box, train=error, held_out=error)
-        said.append(calibrate.verdict(fit, kinds, drift))
+        said.append(fitted_profile.verdict(fit, kinds, drift))
     points = held_out[::4]
     residuals = [
         {"kind": point.kind, "measured_s": 0.01 * (i + 1), "predicted_s": 0.011 * (i + 1) ** 0.9}
@@ -369,7 +372,7 @@ def profiles(_: str) -> dict[str, Any]:
         "limits": [[config.num_blocks, config.max_num_seqs] for config in (cpu, card)],
         "held out": [len(held_out), json_digest([list(astuple(p.shape)) for p in held_out])],
         "sent": sent, "said": said,
-        "figure": figures.seen(calibrate.residual_figure(residuals, "title")),
+        "figure": figures.seen(fitted_profile.residual_figure(residuals, "title")),
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from schedlab.experiments.comparing import calibrate as laboratory  # noqa: E402
-from schedlab.experiments.comparing import machine  # noqa: E402
+from schedlab.experiments.comparing import fitted_profile, machine  # noqa: E402
 from schedlab.experiments.comparing.calibrated_engine import overhead_of  # noqa: E402
 from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
 from schedlab.experiments.comparing.measured_runs import _write_steps  # noqa: E402
@@ -513,7 +513,7 @@ def test_calibrate_writes_a_profile_that_a_simulation_can_use(profile):
 
 def test_refit_of_a_profile_gives_its_fit_again_and_a_run_tells_its_level(profile, tmp_path):
     folder, found = profile
-    again = laboratory.refit(folder, tmp_path / "again")
+    again = fitted_profile.refit(folder, tmp_path / "again")
     assert again == found
     for name in ("fit.json", "residuals.json", "points.jsonl", "meta.json"):
         assert (tmp_path / "again" / name).read_text() == (folder / name).read_text(), name
@@ -524,12 +524,12 @@ def test_refit_of_a_profile_gives_its_fit_again_and_a_run_tells_its_level(profil
         for p, s in zip(STEPPED, predictions(found.fit, measured_by(truth(), STEPPED)), strict=True)
     ]
     _write_steps(kept / "plan_log.jsonl.gz", [slow[0], *slow])
-    laboratory.refit(folder, tmp_path / "level", [kept])
+    fitted_profile.refit(folder, tmp_path / "level", [kept])
     level = read_fit(tmp_path / "level").run_level
     assert level.decode_steps == pytest.approx(2.0, rel=1e-6)
     assert level.prompt_steps == pytest.approx(2.0, rel=0.05)
     assert json.loads((tmp_path / "level" / "meta.json").read_text())["level_of_runs"] == ["run"]
-    laboratory.refit(tmp_path / "level", tmp_path / "level")
+    fitted_profile.refit(tmp_path / "level", tmp_path / "level")
     assert read_fit(tmp_path / "level").run_level == RunLevel()
     assert "level_of_runs" not in json.loads((tmp_path / "level" / "meta.json").read_text())
 
@@ -553,7 +553,7 @@ def test_refit_without_what_it_needs_names_the_file_and_writes_nothing(profile, 
         (broken / "residuals.json").write_text('{"points": [{"kind": "decode"}]}')
         folder = broken
     with pytest.raises(SpecError, match=r"gone|meta\.json|broken is no profile"):
-        laboratory.refit(folder, output, runs)
+        fitted_profile.refit(folder, output, runs)
     assert not output.exists()
 
 
@@ -793,13 +793,13 @@ def test_run_level_of_kinds_that_were_not_met_is_one():
     ("mape", "bias", "by_kind", "good"),
     [
         (0.0, 0.0, {}, True),
-        (laboratory.MAPE_BAR, laboratory.BIAS_BAR, {}, True),
-        (laboratory.MAPE_BAR, -laboratory.BIAS_BAR, {}, True),
-        (laboratory.MAPE_BAR * 1.01, 0.0, {}, False),
-        (0.0, laboratory.BIAS_BAR * 1.01, {}, False),
-        (0.0, -laboratory.BIAS_BAR * 1.01, {}, False),
-        (0.0, 0.0, {"decode": {"mape": 0.0, "bias": -laboratory.BIAS_BAR * 1.01}}, False),
-        (0.0, 0.0, {"mixed": {"mape": laboratory.MAPE_BAR * 1.01, "bias": 0.0}}, False),
+        (fitted_profile.MAPE_BAR, fitted_profile.BIAS_BAR, {}, True),
+        (fitted_profile.MAPE_BAR, -fitted_profile.BIAS_BAR, {}, True),
+        (fitted_profile.MAPE_BAR * 1.01, 0.0, {}, False),
+        (0.0, fitted_profile.BIAS_BAR * 1.01, {}, False),
+        (0.0, -fitted_profile.BIAS_BAR * 1.01, {}, False),
+        (0.0, 0.0, {"decode": {"mape": 0.0, "bias": -fitted_profile.BIAS_BAR * 1.01}}, False),
+        (0.0, 0.0, {"mixed": {"mape": fitted_profile.MAPE_BAR * 1.01, "bias": 0.0}}, False),
         (0.0, 0.0, {"by_time": {"mape": 9.0, "bias": 9.0}}, True),
     ],
 )
@@ -808,14 +808,14 @@ def test_profile_is_good_if_errors_of_all_kinds_are_small_in_size_and_sign(
 ):
     held_out = SimpleNamespace(mape=mape, p90=0.2, bias=bias, num_points=5)
     fit = SimpleNamespace(held_out=held_out)
-    said = laboratory.verdict(fit, by_kind, [])
+    said = fitted_profile.verdict(fit, by_kind, [])
     assert said.startswith("GOOD" if good else "POOR")
     assert "sentinels" not in said
     assert "20.0% at the 90th percentile" in said
     assert "over 5 replayed batches" in said
     for kind in by_kind.keys() - {"by_time"}:
         assert f"{kind} {by_kind[kind]['mape']:.1%} {by_kind[kind]['bias']:+.1%}" in said
-    assert "moved by up to 50.0%" in laboratory.verdict(fit, by_kind, [0.004, 0.5, 0.001])
+    assert "moved by up to 50.0%" in fitted_profile.verdict(fit, by_kind, [0.004, 0.5, 0.001])
 
 
 class MeasuringBeginsError(Exception):
@@ -912,7 +912,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     monkeypatch.setattr(laboratory, "open_ours", noted("open_ours", opened))
     monkeypatch.setattr(laboratory, "open_vllm", noted("open_vllm", opened))
     monkeypatch.setattr(laboratory, "describe_machine", lambda device: {"on": device})
-    monkeypatch.setattr(laboratory, "write_fit", noted("write_fit", None))
+    monkeypatch.setattr(fitted_profile, "write_fit", noted("write_fit", None))
     monkeypatch.setattr(laboratory, "save_residuals", noted("save_residuals", None))
     paper = SimpleNamespace(monotonic=lambda: 0.0, strftime=lambda f, at: (f, at), gmtime=lambda: 0)
     monkeypatch.setattr(laboratory, "time", paper)
@@ -987,7 +987,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     }  # fmt: skip
     assert (found.fit, found.overhead, found.drift) == (use, {"base_s": 0.5}, [0.0, 0.0])
     assert found.held_out == errors
-    assert found.verdict == laboratory.verdict(use, errors, [])
+    assert found.verdict == fitted_profile.verdict(use, errors, [])
     assert told[-1] == (10, 10, "done")
     header = json.loads((tmp_path / "points.jsonl").read_text().splitlines()[0])
     about = "llama-3-8b a100 cpu bf16 kernels k1 threads 6" + (" clock reference" if swaps else "")

@@ -1,0 +1,243 @@
+"""What a calibration measured, fitted, judged, and written down as a profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedlab.experiments.comparing.measured_runs import read_steps
+from schedlab.sim.cost.profile import Fit, read_meta, write_fit
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_json_object, read_text, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+
+HELD_OUT = "held_out"
+"""Kind of the batches that judge a fit."""
+
+READINGS = "points.jsonl"
+"""File of a profile folder: raw, as measured."""
+
+MAPE_BAR, BIAS_BAR = 0.06, 0.02
+"""Held-out error that a profile should not exceed."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration gave.
+
+    Attributes
+    ----------
+    fit : Fit
+        The cost model and its errors.
+    overhead : dict of str to float
+        Scheduling overhead of the real engine.
+    drift : list of float
+        Largest sentinel deviation of each round.
+    held_out : dict
+        Error on held-out batches by kind; see `gpu_backend.calibration_fit.error_by_kind`.
+    verdict : str
+        One sentence.
+    """
+
+    fit: Fit
+    overhead: dict[str, float]
+    drift: list[float]
+    held_out: dict[str, dict[str, float]]
+    verdict: str
+
+
+def write_profile(
+    folder: Path,
+    meta: Mapping[str, Any],
+    batches: Sequence[tuple[str, MeasuredBatch]],
+    run_steps: Sequence[MeasuredBatch],
+) -> tuple[Calibrated, list[dict[str, Any]]]:
+    """Fit measured batches and write meta.json, fit.json and residuals.json.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the profile.
+    meta : mapping
+        What was measured; what the fit is judged to be good for is added.
+    batches : sequence of (str, MeasuredBatch)
+        With their kind; those that are ``held_out`` judge the fit, the others make it.
+    run_steps : sequence of MeasuredBatch
+        Steps of runs, that tell the level; none leave it at that of the batches.
+
+    Returns
+    -------
+    found : Calibrated
+    residuals : list of dict
+        A batch each, as residuals.json has them.
+    """
+    from schedlab.gpu_backend.calibration_fit import (
+        SwapTime,
+        coefficient_intervals,
+        error_by_kind,
+        fit_profile,
+        predictions,
+        run_level,
+        step_spread,
+        sustained_level,
+        with_swapping,
+    )
+
+    buckets, swapping = meta["graph_buckets"], [SwapTime(**one) for one in meta["swap_times"]]
+    train = [row for kind, row in batches if kind != HELD_OUT]
+    test = [row for kind, row in batches if kind == HELD_OUT]
+    fit = fit_profile(train, test, buckets)
+    level = (run_level if "engine_measured" in meta else sustained_level)(fit, run_steps)
+    if swapping:
+        fit = with_swapping(fit, swapping)
+    by_kind = error_by_kind(fit, test)
+    rows = [row for _, row in batches]
+    residuals = [
+        {"kind": kind, "features": _decode_features(row.shape),
+         "chunks": list(row.shape.chunks),
+         "measured_s": row.seconds, "predicted_s": float(predicted)}
+        for (kind, row), predicted in zip(batches, predictions(fit, rows), strict=True)
+    ]  # fmt: skip
+    intervals = coefficient_intervals(train, buckets, meta["seed"])
+    text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
+    write_text(folder / "residuals.json", text + "\n")
+    of_runs = replace(fit, run_level=level)
+    of_runs = replace(of_runs, step_spread=step_spread(of_runs, run_steps))
+    write_fit(folder, {**meta, "held_out_error_by_kind": by_kind}, of_runs)
+    overhead, drift = meta["scheduling_overhead"], meta["sentinel_drift_by_round"]
+    return Calibrated(fit, overhead, drift, by_kind, verdict(fit, by_kind, drift)), residuals
+
+
+def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
+    """Fit what a calibration measured anew, without the device.
+
+    Parameters
+    ----------
+    profile : Path
+        A profile that was calibrated.
+    folder : Path
+        Gets the new one; may be the same.
+    runs : sequence of Path
+        Runs that were kept where the profile was measured, each a folder, to tell its level;
+        without any the new profile is at the level of its batches.
+
+    Returns
+    -------
+    Calibrated
+
+    Raises
+    ------
+    SpecError
+        If the profile or a run cannot be read.
+    """
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, without_overhead
+    from schedlab.gpu_backend.stopwatch import ReferenceSpeed
+
+    # All is read before anything is written.
+    meta = {key: value for key, value in read_meta(profile).items() if key != "level_of_runs"}
+    if runs:
+        meta["level_of_runs"] = [run.name for run in runs]
+    readings, speed = read_text(profile / READINGS), ReferenceSpeed.read(profile)
+    points = read_json_object(profile / "residuals.json")
+    steps = [step for run in runs for step in read_steps(run)[1:]]
+    try:
+        batches = [
+            (point["kind"], MeasuredBatch(_shape(point), point["measured_s"]))
+            for point in points["points"]
+        ]
+        found, residuals = write_profile(folder, meta, batches, without_overhead(steps))
+    except (KeyError, TypeError) as error:
+        raise SpecError(f"{profile} is no profile that can be fitted anew: no {error}") from error
+    write_text(folder / READINGS, readings)
+    if speed is not None:
+        speed.write(folder)
+    save_residuals(residuals, folder)
+    return found
+
+
+def _shape(point: Mapping[str, Any]) -> BatchShape:
+    num_decodes, context_sum, context_max = point["features"]
+    chunks = tuple((new, cached) for new, cached in point["chunks"])
+    rows = num_decodes + len(chunks)
+    return BatchShape(
+        num_decodes, context_sum, context_max, chunks, rows_sampled=rows, num_running=rows
+    )
+
+
+def _decode_features(shape: BatchShape) -> list[int]:
+    return [
+        shape.num_decodes, shape.decode_context_sum_tokens, shape.decode_context_max_tokens,
+    ]  # fmt: skip
+
+
+def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], drift: Sequence[float]) -> str:
+    """Say whether the profile may be trusted, and what speaks against it."""
+    from schedlab.gpu_backend.calibration import DRIFT_BAR
+
+    error = fit.held_out
+    found = (
+        f"held-out error {error.mape:.1%} on average, {error.p90:.1%} at the 90th percentile, "
+        f"bias {error.bias:+.1%}, over {error.num_points} replayed batches"
+    )
+    kinds = {kind: found for kind, found in by_kind.items() if kind != "by_time"}
+    told = ", ".join(f"{kind} {e['mape']:.1%} {e['bias']:+.1%}" for kind, e in kinds.items())
+    found += f" ({told})" if told else ""
+    good = all(
+        e["mape"] <= MAPE_BAR and abs(e["bias"]) <= BIAS_BAR
+        for e in ({"mape": error.mape, "bias": error.bias}, *kinds.values())
+    )
+    judgement = "GOOD" if good else f"POOR (bar: {MAPE_BAR:.0%} and {BIAS_BAR:.0%})"
+    worst = max(drift, default=0.0)
+    shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"
+    return f"{judgement}: {found}{shaky if worst > DRIFT_BAR else ''}"
+
+
+def save_residuals(residuals: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Draw `residual_figure` into a profile folder."""
+    from schedlab.experiments.figures.style import save
+
+    save(residual_figure(residuals, folder.name), folder / "residuals")
+
+
+def residual_figure(residuals: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Draw predicted against measured times, and the relative error against the measured time."""
+    from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers
+
+    with house_style():
+        figure = new_figure(9.0, 3.9)
+        left, right = figure.subplots(1, 2)
+        kinds = dict.fromkeys(r["kind"] for r in residuals)
+        for kind, look in zip(kinds, looks(), strict=False):
+            rows = [r for r in residuals if r["kind"] == kind]
+            true = np.array([r["measured_s"] for r in rows]) * 1e3
+            said = np.array([r["predicted_s"] for r in rows]) * 1e3
+            style = {"linestyle": "none", "marker": look.marker, "color": look.color}
+            name = kind.replace("_", " ")
+            left.plot(true, said, markersize=4, label=name, **style)
+            right.plot(true, (said / true - 1) * 100, markersize=4, **style)
+        span = [min(r["measured_s"] for r in residuals) * 1e3,
+                max(r["measured_s"] for r in residuals) * 1e3]  # fmt: skip
+        left.plot(span, span, color="#666666", linewidth=0.8)
+        right.axhline(0, color="#666666", linewidth=0.8)
+        left.set_xscale("log")
+        left.set_yscale("log")
+        right.set_xscale("log")
+        for axes in (left, right):
+            axes.set_xlabel("measured step (ms)")
+            plain_numbers(axes, "x")
+        plain_numbers(left, "y")
+        left.set_ylabel("predicted step (ms)")
+        left.set_title(title)
+        right.set_ylabel("error of the prediction (%)")
+        left.legend()
+    return figure
