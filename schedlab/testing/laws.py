@@ -44,7 +44,8 @@ class LinearCost(CostModel):
     Parameters
     ----------
     base_ns, token_ns, context_ns : int
-        Time of a step: in any case, for each token computed, and for each token of context read.
+        Time of a step: in any case, for each token computed, and for each token in the cache that
+        a decode or a chunk reads.
     """
 
     name = "linear"
@@ -59,6 +60,7 @@ class LinearCost(CostModel):
         """Return the durations of `k` steps."""
         tokens = shape.num_decodes + sum(n for n, _ in shape.chunks) + shape.padding_tokens
         context = shape.decode_context_sum_tokens + shape.padding_context_tokens
+        context += sum(computed for _, computed in shape.chunks)
         require(k == 1 or not (shape.chunks or shape.swapped_bytes), "only decodes repeat")
         return [
             self.base_ns

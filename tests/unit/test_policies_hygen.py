@@ -23,8 +23,8 @@ def test_hygen_fills_a_step_with_offline_prompts_up_to_the_budget():
     # 1000 + 10 (4 + 16) <= 1200.
     work = [arrival(0, prompt=4, output=3), arrival(1, prompt=40, output=1, **OFF)]
     got, _ = batches("hygen", work, limits(budget=100), latency_budget_s=1.2e-6)
-    # Beside the decode: 1000 + 10 (1 + 18) + 4 <= 1200.
-    assert got[:2] == [{0: 4, 1: 16}, {0: 1, 1: 18}]
+    # Beside the decode, and behind 16 tokens: 1000 + 10 (1 + 17) + 4 + 16 <= 1200.
+    assert got[:2] == [{0: 4, 1: 16}, {0: 1, 1: 17}]
 
 
 def test_hygen_leaves_offline_decodes_out_that_exceed_the_budget():

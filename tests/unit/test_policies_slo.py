@@ -162,9 +162,9 @@ def test_qoserve_makes_chunks_as_large_as_the_next_deadline_allows():
     assert got == [
         {0: 4},  # late whatever one does; ends at 1040
         {0: 1, 1: 10},  # due at 2160: 1000 + 10 * 11 + 4 <= 1120 < 1000 + 10 * 12 + 4
-        {0: 1, 1: 11},  # at 2154, due at 3280: 1000 + 10 * 12 + 5 <= 1126
+        {0: 1, 1: 10},  # at 2154, due at 3280: 1000 + 10 * 11 + 5 + 10 <= 1126
         *2 * [{1: 16}],  # nobody decodes: the engine's budget
-        {1: 7},
+        {1: 8},
     ]
     assert log.steps()["end_ns"][:3].tolist() == [1040, 2154, 3279]
 

@@ -131,7 +131,7 @@ def test_difference_names_the_first_row_that_differs_and_in_what(log):
 def test_linear_cost_by_hand():
     cost = laws.LinearCost(100, 10, 1)
     shape = BatchShape(2, 30, 20, ((5, 7),), padding_tokens=3, padding_context_tokens=4)
-    assert cost.step_ns(shape) == [100 + 10 * (2 + 5 + 3) + 34]
+    assert cost.step_ns(shape) == [100 + 10 * (2 + 5 + 3) + 34 + 7]
     assert cost.step_ns(BatchShape(2, 30, 20), 3) == [100 + 20 + 30 + 2 * j for j in range(3)]
     assert cost.step_ns(BatchShape(1, 3, 3, swapped_bytes=9)) == [100 + 10 + 3 + 9]
     with pytest.raises(AssertionError, match="only decodes repeat"):
