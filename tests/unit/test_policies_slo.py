@@ -6,7 +6,7 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 import numpy as np
 import pytest
 
-from schedlab.policies import registry
+from schedlab.policies import Policy, registry
 from schedlab.policies.credits import Credits
 from schedlab.policies.qoserve import _Lengths
 from schedlab.sim.core.engine import Engine
@@ -14,6 +14,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import RequestState, Slo
 from tests import laws
 from tests.laws import LinearCost, arrival
@@ -456,6 +457,60 @@ def test_credits_where_all_targets_are_equal_pay_who_waits_for_every_step_of_a_r
     assert credits._credits == {ran: 1.0, waited: 5.5}
     credits.note_step(plan, 5, took_decodes=False)  # prompts had the step to themselves
     assert credits._credits == {ran: 1.0, waited: 5.5}
+
+
+class PreemptsThenGrants(Policy):
+    """Lets prompts be computed, then preempts some, grants who has a credit, and stops."""
+
+    def __init__(self, gone, target_s):
+        self.credits = Credits(target_s)
+        self.gone = gone
+
+    def on_arrival(self, state, now_ns):
+        if state.request.slo is not None:
+            self.credits.own_targets_s[state] = state.request.slo.tpot_ms / 1e3
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        self.credits.note_step(plan, num_steps, took_decodes=True)
+
+    def plan(self, view, builder):
+        if view.waiting:
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+        for state in [s for s in view.running if s.id in self.gone]:
+            builder.preempt(state)
+        told = self.credits.grant(view, builder, decodes_are_first=True)
+        granted = sorted(builder.build().num_scheduled_tokens())
+        raise RuntimeError(f"{granted} run, and it says {told}")
+
+
+@pytest.mark.parametrize(
+    ("gone", "granted", "one_rests"),
+    [
+        ((), [0], True),
+        ((0,), [], True),  # who has a credit is gone, and the others rest all the same
+        ((1,), [0], True),
+        ((1, 2), [0], False),
+        ((0, 1), [], True),
+        ((0, 1, 2), [], False),
+    ],
+)
+def test_credits_say_that_one_rests_who_was_not_preempted(gone, granted, one_rests):
+    # Requests 1 and 2 may take twice the time of request 0: they have half a credit after a step.
+    work = [arrival(0, prompt=2, output=9, slo=Slo(tpot_ms=1))]
+    work += [arrival(i, prompt=2, output=9) for i in (1, 2)]
+    told = rf"{granted} run, and it says \({one_rests}, False\)".replace("[", r"\[")
+    with pytest.raises(PolicyError, match=told):
+        laws.run(PreemptsThenGrants(gone, 0.002), work, limits())
+
+
+@pytest.mark.parametrize(("gone", "granted"), [((), [0, 1, 2]), ((1,), [0, 2])])
+def test_credits_of_equal_targets_let_all_run_always_unless_one_is_preempted(gone, granted):
+    work = [arrival(i, prompt=2, output=9) for i in range(3)]
+    told = rf"{granted} run, and it says \(False, True\)".replace("[", r"\[")
+    with pytest.raises(PolicyError, match=told):
+        laws.run(PreemptsThenGrants(gone, 0.002), work, limits())
 
 
 def test_credits_before_anybody_decodes_let_a_newcomer_with_a_loose_target_run():
