@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies import ContinuousBatching, registry
+from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.policies.speculation import registry as registry_of_lengths
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.sim.config import EngineConfig
@@ -28,7 +28,7 @@ from schedlab.sim.core.track import (
     verify_one_by_one,
 )
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record import log as run_log
 from schedlab.sim.request import Request, Slo
 from schedlab.sim.result import RunResult
@@ -380,6 +380,37 @@ def test_steps_of_one_request_cost_what_the_arithmetic_says():
     assert log.steps()["end_ns"].tolist() == [1100, 1100 + 1045, 1100 + 1045 + 1048]
     assert log.steps()["accepted_tokens"].tolist() == [0, 2, 1]
     assert log.steps()["kv_tokens"].tolist() == [10, 13, 15]
+
+
+class GrantsAllAtOnce(Policy):
+    """Lets prompts be computed, then leaves so many tokens of a step, grants all, and stops."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def plan(self, view, builder):
+        if view.waiting:
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+        builder.pad(builder.tokens_left - self.left)
+        granted = builder.grant_all(view.running)
+        raise RuntimeError(f"granted {granted}, {builder.tokens_left} left")
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [(10, "granted True, 1"), (9, "granted True, 0"), (8, "granted False, 8"),
+     (3, "granted False, 3"), (2, "granted False, 2")],
+)  # fmt: skip
+def test_decodes_are_granted_at_once_if_they_and_all_their_drafts_just_fit(left, told):
+    config = EngineConfig(
+        num_blocks=100, max_model_len=400, num_speculative_tokens=2, max_num_batched_tokens=40
+    )
+    with pytest.raises(PolicyError, match=told):  # three of a token and two drafts
+        hand_run(
+            config, [laws.arrival(i, 0, 10, 20) for i in range(3)], policy=GrantsAllAtOnce(left)
+        )
 
 
 def test_short_budget_cuts_drafts_and_not_requests():
