@@ -15,6 +15,7 @@ from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.clock import COMES, Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
@@ -22,7 +23,10 @@ from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.server import Server
 from schedlab.sim.errors import SpecError
+from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.tier import SharedTier
+from schedlab.sim.record.copies import Copies
+from schedlab.sim.request import RequestState
 from tests.laws import LinearCost, arrival
 
 BLOCK = 16
@@ -137,6 +141,35 @@ def test_tier_that_is_shared_forgets_the_writes_of_one_engine_and_no_others():
     tier.check()
     assert tier.add([4, 5, 6, 7]) == ([4, 5, 6, 7], [3])
     assert tier.version != versions[1]
+
+
+def test_engine_finds_in_a_shared_tier_what_others_wrote_and_lost_since_it_asked_last():
+    limits = replace(CONFIG, kv_load="always")
+    tiering, store = Tiering(limits, lambda shape, k: 1, Copies()), SharedTier(STORE)
+    tiering.share(store, writer=0)
+    state = RequestState(asks(0, 0).request)
+
+    def found(now_ns):
+        tiering.settle(now_ns)
+        return tiering.find(state, NO_HIT)
+
+    assert found(10) == ()
+    store.add([0, 1])
+    store.comes([0, 1], 50, writer=1)
+    assert found(49) == ()
+    assert found(50) == ((1, (0, 1)),)
+    store.add([2])
+    store.comes([2], 70, writer=1)
+    assert found(69) == ((1, (0, 1)),)
+    assert found(70) == ((1, (0, 1, 2)),)
+    assert store.add(range(100, 198))[1] == [1]  # the end of what was written first
+    assert found(70) == ((1, (0,)),)
+    tiering.keep(found(70))
+    assert store.add([300, 301]) == ([300], [2]), "what is read is not evicted"
+    assert found(70) == ((1, (0,)),)
+    tiering.abandon(70)  # nobody reads it any more
+    assert store.add([301])[1] == [0]
+    assert found(70) == ()
 
 
 @pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
