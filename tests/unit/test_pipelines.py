@@ -7,13 +7,14 @@ import pytest
 from schedlab.experiments.figures.fleets import of_engines
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
-from schedlab.policies import registry
+from schedlab.policies import Policy, registry
 from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.pipeline_executor import PipelineExecutor
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
@@ -23,7 +24,7 @@ from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.pipelined_server import PipelinedServer
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SpecError, Stalled
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.link import LINKS
@@ -159,6 +160,32 @@ def test_policy_that_holds_finished_requests_is_named():
     limits = EngineConfig(num_blocks=8, max_model_len=8, pipeline_parallel_size=2)
     with pytest.raises(Exception, match=r"Static at t = 0.0+ s: holds finished requests"):
         laws.run(registry.make("static"), [arrival(0)], limits, StagedCost())
+
+
+class Waits(Policy):
+    """Lets a prompt be computed, and then waits for ever, or up to a time."""
+
+    def __init__(self, until_ns=FOREVER):
+        self.until_ns = until_ns
+
+    def plan(self, view, builder):
+        if view.waiting:
+            builder.grant(view.waiting.head)
+        elif view.now_ns >= self.until_ns:
+            builder.grant_running()
+        return builder.build(until_ns=max(self.until_ns, view.now_ns + 1))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_policy_that_waits_with_requests_in_flight_is_stalled_when_its_last_batch_is_back(
+    num_stages,
+):
+    limits = EngineConfig(num_blocks=8, max_model_len=8, pipeline_parallel_size=num_stages)
+    why = r"stalled at t = 0\.00\d+ s: the policy waits and nothing is left to happen"
+    with pytest.raises(Stalled, match=why):
+        laws.run(Waits(), [arrival(0, 0, 3, 4)], limits, StagedCost(num_stages * (10,)))
+    log = laws.run(Waits(50_000), [arrival(0, 0, 3, 1)], limits, StagedCost(num_stages * (10,)))
+    assert log.requests()["status"].tolist() == [0]
 
 
 def test_long_log_has_the_stages_as_a_short_one(monkeypatch):
