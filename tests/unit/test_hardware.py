@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
@@ -135,3 +136,16 @@ def test_device_that_costs_nothing_is_refused_and_one_without_a_price_is_not():
     with pytest.raises(SpecError, match="usd_per_hour"):
         replace(gpu("h100-80gb"), usd_per_hour=0.0)
     assert replace(gpu("h100-80gb"), usd_per_hour=None).usd_per_hour is None
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "9"])
+@pytest.mark.parametrize(
+    "key",
+    ["memory_bytes", "memory_bytes_per_s", "interconnect_bytes_per_s", "pcie_bytes_per_s",
+     "num_sms", "usd_per_hour", "flops_per_s.bf16", "flops_per_s.fp8"],
+)  # fmt: skip
+def test_gpu_with_one_number_that_cannot_be_is_refused_by_its_name(key, value):
+    whole, _, dtype = key.partition(".")
+    wrong = {**gpu("h100-80gb").flops_per_s, dtype: value} if dtype else value
+    with pytest.raises(SpecError, match=rf"hardware h100-80gb: {re.escape(key)} must be "):
+        replace(gpu("h100-80gb"), **{whole: wrong})

@@ -19,6 +19,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import SpecError
 from tests.laws import LinearCost, arrival
 
 CONFIG = EngineConfig(num_blocks=100, max_model_len=200, max_num_seqs=4, max_num_batched_tokens=64)
@@ -46,6 +47,28 @@ def test_estimate_is_the_cost_models_step_and_the_overhead_of_its_batch(chunks, 
     assert pricing.overhead_ns(shape) == 100 + 5 * 10 + 7 * 1 + more_ns
     assert pricing.estimate_ns(shape) == kernels_ns + 100 + 5 * 10 + 7 * 1 + more_ns
     assert SimExecutor(pricing).estimate_step_ns(shape) == pricing.estimate_ns(shape)
+
+
+TERMS = ("base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s")
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("value", [-1e-12, 1e9 + 1, float("nan"), float("inf")])
+def test_overhead_with_one_term_that_cannot_be_is_refused_by_its_name(term, value):
+    with pytest.raises(SpecError, match=rf"overhead: {term} must be finite and >= 0"):
+        SchedulingOverhead(**{term: value})
+    assert getattr(SchedulingOverhead(**{term: 1e9}), term) == 1e9
+
+
+@pytest.mark.parametrize(
+    ("term", "without", "with_prefills"),
+    [("base_s", 7, 7), ("per_running_s", 7 * 3, 7 * 3), ("per_waiting_s", 7 * 5, 7 * 5),
+     ("per_prefill_step_s", 0, 7), ("first_step_s", 0, 0)],
+)  # fmt: skip
+def test_each_term_of_overhead_counts_what_its_name_says(term, without, with_prefills):
+    overhead = SchedulingOverhead(**{term: 7.4e-9})
+    rounded = [round(ns * 7.4 / 7) for ns in (without, with_prefills)]
+    assert [overhead.ns(3, 5), overhead.ns(3, 5, has_prefills=True)] == rounded
 
 
 def test_estimate_of_steps_is_the_longest_of_them():
