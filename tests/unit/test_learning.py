@@ -166,6 +166,84 @@ def test_composed_takes_kin_first_then_all():
     assert kin.origin["gemm bf16"] == "h100-80gb, h200"
 
 
+def kernels(step, query_block=64):
+    """Return every kernel, each number another, and all of them by a step larger."""
+
+    def up(*values):
+        return [value + step * value for value in values]
+
+    return {
+        "attention": Attention(*up(1e-6, 2e-6, 0.1, 0.2, 3e-6), query_block,
+                               *up(4e-6, 0.3, 5e-6, 8.0)),
+        "elementwise": Elementwise(*up(6e-6, 0.15)), "sampler": Sampler(*up(7e-6, 0.25)),
+        "experts": Experts(*up(8e-6, 0.35, 0.4)),
+        "all_reduce": AllReduce(*up(9e-6, 10e-6, 0.45, 0.05)), "host": Host(*up(11e-6)),
+    }  # fmt: skip
+
+
+def test_composed_says_of_each_kernel_whose_it_is_and_means_every_number_of_them():
+    # Of the H200's kin two have attention, one has experts; the others are of all there are.
+    learnt = {
+        "l40s": {"gemm": {"bf16": Gemm(1, 0.1, 0.2)}, **kernels(0.0)},
+        "h100-80gb": {"attention": kernels(0.2, 128)["attention"], "gemm": {"fp8": Gemm(2, 1, 1)}},
+        "a100-80gb": kernels(0.4),
+        "h100-80gb-pcie": {key: kernels(0.6, 128)[key] for key in ("attention", "experts")},
+        "h200": {"host": Host(5.0)},
+    }
+    found = composed(gpu("h200"), learnt)
+    assert found.origin == {
+        "gemm bf16": "l40s", "gemm fp8": "h100-80gb",
+        "attention": "h100-80gb, h100-80gb-pcie", "experts": "h100-80gb-pcie",
+        "elementwise": "l40s, a100-80gb", "sampler": "l40s, a100-80gb",
+        "all_reduce": "l40s, a100-80gb", "host": "h200",
+    }  # fmt: skip
+    assert found.gemm == {"bf16": Gemm(1, 0.1, 0.2), "fp8": Gemm(2, 1, 1)}
+    assert found.host == Host(5.0)
+    assert found.experts == kernels(0.6)["experts"]
+    for kind, step in (("attention", 0.4), ("elementwise", 0.2), ("sampler", 0.2),
+                       ("all_reduce", 0.2)):  # fmt: skip
+        wanted = asdict(kernels(step, 128)[kind])
+        assert asdict(getattr(found, kind)) == pytest.approx(wanted, rel=1e-12), kind
+    most = {name: kernels(0, size) for name, size in (("l40s", 96), ("l4", 32), ("b200", 32))}
+    most["l40s"]["gemm"] = {"bf16": GEMM}
+    assert composed(gpu("a100"), most).attention.query_block == 32
+    with pytest.raises(SpecError, match="no GPU has kernels of kind attention"):
+        composed(gpu("h200"), {"l40s": {"gemm": {"bf16": GEMM}}})
+
+
+@pytest.mark.parametrize(("flops", "bandwidth"), [(0.9, None), (None, 0.8), (0.9, 0.8), (1, 1)])
+def test_shares_that_are_given_replace_those_of_every_kernel_and_nothing_else(flops, bandwidth):
+    gemm = {"bf16": Gemm(1, 0.1, 0.2, 0.3, 0.4), "fp8": Gemm(2, 0.5, 0.6)}
+    whole = composed(gpu("h200"), {"h200": {"gemm": gemm, **kernels(0.0)}})
+    found = whole.with_shares(flops, bandwidth)
+    pairs = [(whole.gemm[key], found.gemm[key]) for key in gemm]
+    kinds = ("attention", "elementwise", "sampler", "experts", "all_reduce", "host")
+    pairs += [(getattr(whole, kind), getattr(found, kind)) for kind in kinds]
+    for one, other in pairs:
+        wanted = asdict(one)
+        if flops is not None and "flops_share" in wanted:
+            wanted["flops_share"] = flops
+        if bandwidth is not None and "bandwidth_share" in wanted:
+            wanted["bandwidth_share"] = bandwidth
+        assert asdict(other) == wanted
+    assert found.origin == whole.origin
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.001, float("nan")])
+@pytest.mark.parametrize("key", ["compute_efficiency", "memory_efficiency"])
+def test_share_that_cannot_be_reached_is_refused_by_its_key(key, share):
+    whole = composed(gpu("h200"), {"h200": {"gemm": {"bf16": GEMM}, **kernels(0.0)}})
+    given = (share, 0.5) if key == "compute_efficiency" else (0.5, share)
+    with pytest.raises(SpecError, match=rf"{key} must be in \(0, 1\]"):
+        whole.with_shares(*given)
+
+
+def test_sum_over_devices_takes_a_start_a_hop_each_and_longer_the_more_there_are():
+    ring = AllReduce(latency_s=1.0, hop_s=0.1, link_share=0.5, crowding=0.25)
+    assert ring.seconds(2, 800, 400) == pytest.approx(1.0 + 0.1 + 800 / 200)
+    assert ring.seconds(4, 800, 400) == pytest.approx(1.0 + 0.3 + 1.5 * 800 / 200)
+
+
 def test_gemm_formats_of_wide_numbers_are_one():
     assert gemm_format("fp32", "bf16") == "bf16"
     assert gemm_format("fp8", "fp8") == "fp8"
