@@ -122,6 +122,14 @@ def test_written_metric_is_read_and_its_name_reads_back(written, name):
         ("tests.own_metrics:tokens_per_requests", "did you mean tokens_per_request"),
         ("tests.own_metric:tokens_per_request", "cannot import 'tests.own_metric'"),
         ("tests.own_metrics:sideways", "better is 'sideways'"),
+        (
+            "tests.own_metrics:Served",
+            "has no function 'Served'; choose from requests_served, sideways",
+        ),
+        (
+            "tests.own_metrics:SERVED",
+            "has no function 'SERVED'; choose from requests_served, sideways",
+        ),
     ],
 )
 def test_wrongly_written_metric_says_what_is_wrong(written, message):

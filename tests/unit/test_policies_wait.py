@@ -19,7 +19,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Status
 from schedlab.sim.rng import stream
 from tests import laws
 from tests.laws import LinearCost, arrival
@@ -372,3 +372,18 @@ def test_nested_wait_follows_all_who_run_to_where_sorting_them_anew_puts_them(se
     simulate(Engine(config, policy, SimExecutor(Pricing(LinearCost()))), work)
     assert policy.num_followed > 40
     assert policy.num_held > 3
+
+
+@pytest.mark.parametrize("generated", [0, 1, 5])
+def test_nested_wait_lets_who_runs_from_another_engine_wait_from_when_it_came(generated):
+    came, waits = (RequestState(arrival(i).request) for i in range(2))
+    came.status, came._generated, came.first_scheduled_ns = Status.RUNNING, generated, 20
+    policy = NestedWait()
+    policy._segments.is_kept = True
+    policy.on_arrival(waits, 300)
+    assert policy._segments.is_kept
+    policy.on_arrival(came, 700)
+    assert not policy._segments.is_kept  # it is sorted in before the next plan
+    assert policy._segments.ran_ns == {came: 700}
+    policy._segments.ended(came)
+    assert policy._segments.ran_ns == {}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from schedlab.policies.predictors.predictor import PredictionInputs
 from schedlab.policies.predictors.prompts import Prompts, prompts
 from schedlab.policies.predictors.serving_time import ServingTime, logarithms
 from schedlab.policies.predictors.text_features import COUNTS, bags, counts, hashed_ngrams, rarities
-from schedlab.policies.predictors.text_model import TextModel
+from schedlab.policies.predictors.text_model import SLOPE_TOKENS, TextModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
 from tests.trained_models import chars_plus_one
@@ -192,6 +193,35 @@ def test_text_model_of_ranks_maps_scores_to_lengths_in_order():
     got = ranks._lengths(np.array([[-9.0], [-0.5], [0.0], [0.5], [9.0]]))
     assert got == pytest.approx([10, 10, 10, 30, 50], abs=0.01)
     assert (np.diff(got) > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["pointwise", "listmle"])
+def test_text_model_works_lengths_out_in_double_precision(kind):
+    texts = ["a", "write a poem", "why? " * 30]
+    width, few = len(COUNTS), 8
+    rng = np.random.default_rng(4)
+    shapes = {
+        "mean": width, "deviation": width, "embedding": (few, 3), "rarity": few,
+        "hidden": (width + 3, 5), "hidden_bias": 5, "output": (5, 1), "output_bias": 1,
+    }  # fmt: skip
+    arrays = {key: rng.uniform(0.5, 1.0, size).astype("f4") for key, size in shapes.items()}
+    arrays["mean"] = np.zeros(width, "f4")
+    arrays["deviation"] = np.full(width, 1000.0, "f4")
+    arrays["score_quantiles"] = np.array([0.0, 30.0])
+    arrays["length_quantiles"] = np.array([1.0, 3000.0])
+    model = TextModel(kind, "hashed", arrays)
+    asked = Prompts(texts, np.full(3, 5), [None] * 3)
+    scores = model.outputs(asked)
+    assert scores.dtype == np.float32
+    assert len(set(scores[:, 0].tolist())) == 3
+    lengths = model.lengths(asked)
+    assert lengths.dtype == np.float64
+    for score, length in zip(scores[:, 0].tolist(), lengths.tolist(), strict=True):
+        if kind == "pointwise":
+            assert length == pytest.approx(math.exp(score), rel=1e-14)
+        else:
+            known = 1.0 + (3000.0 - 1.0) * score / 30.0
+            assert length == pytest.approx(known + SLOPE_TOKENS * score, rel=1e-14)
 
 
 def test_text_model_of_buckets_says_the_length_of_the_likeliest():
