@@ -24,6 +24,7 @@ from schedlab.sim.cost.efficiency import (
     gemm_format,
     read_learnt,
 )
+from schedlab.sim.cost.learning import errors
 from schedlab.sim.cost.learning.errors import TableError, layer_errors, table_errors
 from schedlab.sim.cost.learning.fit import fit_attention, fit_gemm, learn
 from schedlab.sim.cost.learning.kernels_file import write_kernels
@@ -242,6 +243,69 @@ def test_sum_over_devices_takes_a_start_a_hop_each_and_longer_the_more_there_are
     ring = AllReduce(latency_s=1.0, hop_s=0.1, link_share=0.5, crowding=0.25)
     assert ring.seconds(2, 800, 400) == pytest.approx(1.0 + 0.1 + 800 / 200)
     assert ring.seconds(4, 800, 400) == pytest.approx(1.0 + 0.3 + 1.5 * 800 / 200)
+
+
+def test_errors_of_a_table_are_those_of_its_kernels_and_of_kernels_of_other_gpus():
+    launch = {"us": np.array([5.0, 10.0, 40.0])}
+    logits = {"logits": np.array([3350.0, 6700.0]), "us": np.array([2.0, 2.0])}
+    layers = {"m": np.array([2.0, 64.0]), "n": np.full(2, 8192.0), "k": np.full(2, 8192.0)}
+    slow, fast = Gemm(9e-6, 0.5, 0.5), Gemm(1e-6, 1.0, 1.0)
+    layers["us"] = 2 * gemm_us(fast, layers, H100, "bf16")
+    learnt = {
+        "h100-80gb": {"gemm": {"bf16": fast}, "host": Host(10e-6), "sampler": Sampler(1e-6, 1e3)},
+        "l40s": {**kernels(0.0), "gemm": {"bf16": slow}, "host": Host(20e-6)},
+    }
+    del learnt["l40s"]["sampler"]
+    tables = [
+        Table("h100-80gb", "launch", "a", launch), Table("h100-80gb", "sampler", "b", logits),
+        Table("h100-80gb", "gemm bf16", "c", layers),
+    ]  # fmt: skip
+    found = table_errors(tables, learnt)
+    facts = [("launch", "a", 3), ("sampler", "b", 2), ("gemm bf16", "c", 2)]
+    assert [(e.gpu, e.kind, e.source, e.num_rows) for e in found] == [
+        ("h100-80gb", *fact) for fact in facts
+    ]
+    # 10 us instead of 5, 10 and 40; 20 us by the other GPU.
+    assert found[0].error == pytest.approx((1 + 0 + 0.75) / 3)
+    assert found[0].without_gpu == pytest.approx((3 + 1 + 0.5) / 3)
+    # 1 us and a kilobyte a logit, at 3.35 TB/s: 2 and 3 us. Nobody else has it.
+    assert found[1].error == pytest.approx((0 + 0.5) / 2)
+    assert found[1].without_gpu is None
+    assert found[2].error == pytest.approx(0.5)
+    other = gemm_us(slow, layers, H100, "bf16") / layers["us"] - 1
+    assert found[2].without_gpu == pytest.approx(np.abs(other).mean())
+
+
+def test_errors_of_layers_add_up_products_and_learn_from_other_models_of_the_gpu(monkeypatch):
+    fast, kin = Gemm(1e-6, 1.0, 1.0), Gemm(9e-6, 0.5, 0.5)
+    learnt = {"h100-80gb": {**kernels(0.0), "gemm": {"bf16": fast}}}
+
+    def layer(gpu_name, factors):
+        # Two products of 16 rows on one device, two on two, and one of 32 rows.
+        columns = {
+            "m": np.array([16.0, 16, 32, 16, 16]), "n": np.array([1024.0, 2048, 4096, 512, 1024]),
+            "k": np.full(5, 4096.0), "workers": np.array([1, 1, 1, 2, 2]),
+        }  # fmt: skip
+        exact = gemm_us(fast, columns, gpu(gpu_name), "bf16")
+        return Table(gpu_name, "gemm bf16", "made", columns | {"us": exact * factors}), exact
+
+    factors = np.array([2.0, 1.0, 4.0, 1.0, 1.0])
+    one, us = layer("h100-80gb", factors)
+    other, _ = layer("h100-80gb", np.ones(5))
+    far, _ = layer("h200", np.full(5, 1.25))
+    asked = []
+    monkeypatch.setattr(errors, "fit_gemm", lambda *given: asked.append(given) or kin)
+    found = layer_errors([("one", one), ("other", other), ("one", far)], learnt)
+    assert list(found) == ["h100-80gb", "h200"]
+    both = 1 - (us[0] + us[1]) / (2 * us[0] + us[1])
+    assert found["h100-80gb"]["one"]["learnt"] == pytest.approx((both + 0.75 + 0) / 3)
+    assert found["h100-80gb"]["other"]["learnt"] == pytest.approx(0)
+    assert found["h200"] == {"one": {"learnt": pytest.approx(0.2)}}
+    by_kin = gemm_us(kin, other.columns, H100, "bf16")
+    sums = [(by_kin[:2].sum(), us[:2].sum()), (by_kin[2], us[2]), (by_kin[3:].sum(), us[3:].sum())]
+    wanted = np.mean([abs(a / b - 1) for a, b in sums])
+    assert found["h100-80gb"]["other"]["other_models"] == pytest.approx(wanted)
+    assert asked == [([other], H100, "bf16"), ([one], H100, "bf16")]
 
 
 def test_gemm_formats_of_wide_numbers_are_one():
