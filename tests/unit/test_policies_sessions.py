@@ -8,6 +8,8 @@ import pytest
 from schedlab.policies import registry
 from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.request import RequestState, Session, Status
 from tests import laws, sessions
 
 CONFIG = EngineConfig(
@@ -94,6 +96,87 @@ def test_plas_serves_the_session_that_had_less_first():
     order = started("plas", [*work[:2], *busy, *work[2:]], **first)
     assert order.index(2) < order.index(1)
     assert order.index(3) < order.index(1)
+
+
+def call_of(policy, number, came_ns, base_ns, waited_ns, service_ns, status=Status.WAITING):
+    """Let a request have come with service and waiting time of its session, and have had more."""
+    state = RequestState(laws.arrival(number).request)
+    state.session = Session("one", 0)
+    state.session.attained_ns, state.session.waited_ns = base_ns, waited_ns
+    state.status = status
+    policy.on_arrival(state, came_ns)
+    call = policy._calls[state]
+    call.left_ns -= service_ns
+    if call.left_ns <= 0:
+        call.drop()
+    return state
+
+
+@pytest.mark.parametrize(
+    ("base_ns", "service_ns", "queue"),
+    [(0, 0, 0), (0, 99, 0), (0, 100, 1), (40, 60, 1), (150, 49, 1), (150, 50, 2), (0, 399, 2),
+     (0, 400, 3), (5_000, 5_000, 3)],
+)  # fmt: skip
+def test_plas_puts_a_request_in_the_queue_of_its_service_and_its_sessions(
+    base_ns, service_ns, queue
+):
+    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=4)
+    state = call_of(policy, 0, 700, base_ns, 30, service_ns)
+    assert policy.key(state, 10**12) == queue  # nobody starves who is not let to
+    assert policy._calls[state].service_ns == base_ns + service_ns
+
+
+def test_plas_brings_who_waited_beyond_its_share_to_the_first_queue():
+    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=4, starvation=2.5)
+    # It came at 1,000, was served 90 ns of its own and 101 before: 478 ns is its share, rounded
+    # up, of which its session had waited 30 before; it waits since it came, less those 90.
+    state = call_of(policy, 0, 1_000, 101, 30, 90)
+    starves_ns = 1_000 + 90 + 478 - 30
+    assert [policy.key(state, starves_ns + more) for more in (-1, 0, 1)] == [1, 0, 0]
+    unserved = call_of(policy, 1, 1_000, 0, 30, 0)
+    assert policy._starves_since_ns(policy._calls[unserved]) == FOREVER
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "waiting", "running", "until_ns"),
+    [
+        (1_200, [], [], FOREVER),
+        (1_200, [], ["served"], 1_200 + 200 - 190),  # to the end of its quantum
+        (1_200, ["served"], [], 1_540),  # 1,000 + 90 + 2.5 * 190 - 25
+        (1_500, ["served"], ["new"], 1_540),
+        (1_539, ["served"], ["new"], 1_540),
+        (1_540, ["served"], ["new"], 1_540 + 100),  # it starves already: to the other's quantum
+        (1_560, [], ["served"], 1_560 + 8),  # a service of 20 / 2.5 takes it back
+        (1_541, [], ["served"], 1_541 + 1),
+        (1_540, [], ["served"], 1_540 + 1),
+        (1_000, ["new"], [], FOREVER),
+    ],
+)
+def test_plas_plans_until_a_quantum_is_used_up_or_somebody_starves(
+    now_ns, waiting, running, until_ns
+):
+    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=4, starvation=2.5)
+
+    def states(names, status):
+        return [
+            call_of(policy, 0, 1_000, 100, 25, 90, status)
+            if name == "served" else call_of(policy, 1, 1_000, 0, 0, 0, status)
+            for name in names
+        ]  # fmt: skip
+
+    view = SimpleNamespace(
+        now_ns=now_ns, waiting=states(waiting, Status.WAITING),
+        running=states(running, Status.RUNNING),
+    )  # fmt: skip
+    assert policy.horizon(view) == (FOREVER, until_ns)
+
+
+def test_plas_in_its_last_queue_plans_for_ever():
+    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=2)
+    state = call_of(policy, 0, 0, 0, 0, 150, Status.RUNNING)
+    assert policy.horizon(SimpleNamespace(now_ns=5, waiting=[], running=[state])) == (
+        FOREVER, FOREVER,
+    )  # fmt: skip
 
 
 def test_atlas_counts_calls_side_by_side_once():
