@@ -148,10 +148,14 @@ class StepTable(Mapping[str, Int64]):
         start, stop, _ = slice(start, stop).indices(self.num_rows)
         shift = self._wanted.start or 0
         start, stop = start + shift, stop + shift
-        low = max(int(np.searchsorted(self._first, start, side="right")) - 1, 0)
-        high = int(np.searchsorted(self._first, stop))
-        first = int(self._first[low]) if start < stop else start
-        last = int(self._first[high]) if high < len(self._first) else len(self._durations_ns)
+        if start < stop:
+            low = int(np.searchsorted(self._first, start, side="right")) - 1
+            high = int(np.searchsorted(self._first, stop))
+            first = int(self._first[low])
+            last = int(self._first[high]) if high < len(self._first) else len(self._durations_ns)
+        else:  # of no segment
+            stop = first = last = start
+            low = high = 0
         return StepTable(
             self._segments[low:high],
             self._durations_ns[first:last],

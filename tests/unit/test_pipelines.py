@@ -1,4 +1,5 @@
 import json
+from dataclasses import fields
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +34,7 @@ from schedlab.sim.hardware.models import model, model_names
 from schedlab.sim.hardware.stage import stage_weight_bytes, stages
 from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.metrics.step_totals import step_totals
+from schedlab.sim.record import columns
 from schedlab.sim.record import log as logs
 from schedlab.sim.record.columns import batches
 from schedlab.sim.result import RunResult
@@ -306,6 +308,64 @@ def test_engine_that_dies_loses_all_batches_in_flight():
     for number in (0, 1):
         assert log.token_times(number)[:2].tolist() == [2_000, 5_200]
         assert len(log.token_times(number)) == 4
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_some_steps_of_a_fleet_are_those_rows_of_all_of_them(dies):
+    failures = Failures(outages=[Outage(0, 2_500, 700)]) if dies else None
+    log = fleet((10, 10), (20,), (5, 5, 10), failures=failures, num_requests=7)
+    steps, size = log.steps(), log.steps().num_rows
+    assert len(steps) == len(list(steps))
+    assert {*steps} >= {"engine", "micro_batch", "stage_2_ns"}
+    assert steps["start_ns"].tolist() == sorted(steps["start_ns"])
+    of_dead = steps["micro_batch"][steps["engine"] == 0]
+    assert np.unique(of_dead[of_dead >= 0]).tolist() == list(
+        range(len(np.unique(of_dead)) - (-1 in of_dead))
+    )  # of an engine that was replaced they are counted on
+    for start, stop in ((0, size), (0, 1), (3, 9), (7, size - 2), (size - 1, size), (4, 4)):
+        some = steps.rows(start, stop)
+        assert {*some} == {*steps}
+        for name in steps:
+            assert some[name].tolist() == steps[name][start:stop].tolist(), (name, start, stop)
+    with pytest.raises(KeyError, match="colour"):
+        steps["colour"]
+
+
+def test_totals_of_steps_in_batches_hold_where_an_engine_has_stopped_before(monkeypatch):
+    steps = fleet((10, 10), (5,), (5, 5, 10), num_requests=4).steps()
+    last_ns = [steps["start_ns"][steps["engine"] == engine].max() for engine in range(3)]
+    assert last_ns[1] < last_ns[0], "one engine has nothing left to do"
+
+    def totals():
+        found = step_totals(batches(steps))
+        return [getattr(found, f.name) for f in fields(found) if f.name != "_lengths"]
+
+    wanted = totals()
+    monkeypatch.setattr(columns, "BATCH_ROWS", 2)
+    assert len(list(batches(steps))) > 4
+    assert totals() == wanted
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_fleet_whose_policy_waits_goes_on_when_it_said_or_is_stalled(num_stages):
+    def served(until_ns):
+        config = EngineConfig(num_blocks=99, max_model_len=99, pipeline_parallel_size=num_stages)
+        pricing = Pricing(StagedCost(num_stages * (10,), base_ns=1000, token_ns=0, context_ns=0))
+        if num_stages == 1:
+            engine = Engine(config, Waits(until_ns), SimExecutor(pricing))
+        else:
+            engine = PipelinedEngine(config, Waits(until_ns), PipelineExecutor(pricing))
+        supply = Supply(lambda pool: engine, ["mixed"], [0])
+        return simulate_cluster(
+            [engine], routers.make("least_outstanding_requests"), [arrival(0, 0, 3, 2)],
+            changes=Changes(supply, None),
+        )  # fmt: skip
+
+    log = served(50_000)
+    # The prompt at once; the second token when the time has come that the policy named.
+    assert log.token_times(0).tolist() == [1_000 * num_stages, 50_000 + 1_000 * num_stages]
+    with pytest.raises(Stalled, match="the policy waits and nothing is left to happen"):
+        served(FOREVER)
 
 
 def test_steps_and_stages_of_a_fleet_are_those_of_its_engines():

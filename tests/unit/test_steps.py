@@ -34,6 +34,18 @@ def test_steps_in_batches_are_the_same_rows():
             assert np.array_equal(joined, whole[name]), (name, num_rows)
 
 
+def test_steps_that_are_none_have_all_columns_wherever_they_would_lie():
+    whole = steps()
+    for start in range(whole.num_rows + 1):
+        for stop in (start, start - 1):
+            if stop >= 0:
+                none = whole.rows(start, stop)
+                assert none.num_rows == 0
+                assert {name: none[name].tolist() for name in none} == {name: [] for name in whole}
+                assert none.tokens_out().tolist() == []
+                assert none.rows(0, 0)["end_ns"].tolist() == []
+
+
 def test_steps_taken_at_once_read_as_if_taken_one_by_one():
     fast, slow = steps(), steps(laws.slow(CONFIG))
     assert fast.num_rows == slow.num_rows
@@ -78,7 +90,8 @@ def test_steps_on_disk_read_in_batches_are_those_in_memory(kind, batch_rows, mon
     assert len(found) == len(whole)
     for name in whole:
         assert found[name].tolist() == whole[name].tolist(), name
-    for start, stop in ((0, 0), (0, 1), (6, 15), (20, found.num_rows), (0, found.num_rows)):
+    size = found.num_rows
+    for start, stop in ((0, 0), (0, 1), (5, 5), (6, 15), (20, size), (0, size), (size, size)):
         part = found.rows(start, stop)
         assert part.num_rows == stop - start
         for name in whole:
