@@ -14,8 +14,11 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.lockstep import joint_steps_ns
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.record.cluster_log import ClusterLog, Loss, Move, Transfer
 from schedlab.sim.record.columns import REJECTED, pairs
 from schedlab.sim.result import RunResult
 from tests import laws
@@ -243,6 +246,64 @@ def test_merged_log_has_every_token_and_gap():
     expected = np.sort(np.concatenate([np.diff(t) for t in times.values()]))
     assert np.array_equal(np.sort(np.repeat(gaps, counts)), expected)
     assert len(log.preemptions()["id"]) == requests["num_preemptions"].sum()
+
+
+def test_log_of_a_fleet_tells_transfers_moves_and_losses_by_request():
+    of_engines = simulate([arrival(i, i, 8, 4) for i in range(5)], size=2).of_engines
+    log = ClusterLog(
+        of_engines,
+        transfers=[Transfer(1, 0, 10, 20, 33, 400), Transfer(4, 1, 11, 22, 37, 500),
+                   Transfer(1, 1, 50, 60, 79, 600)],
+        moves=[Move(2, 0, 1, 100, 130, 150, 700, 3), Move(3, 1, 0, 101, 140, 152, 800, 1),
+               Move(2, 1, 0, 200, 231, 260, 900, 2)],
+        losses=[Loss(0, 1, 5, 60), Loss(2, 0, 6, 70), Loss(0, 0, 7, 80)],
+        engines=(4, 9),
+    )  # fmt: skip
+    found = {name: column.tolist() for name, column in log.requests().items()}
+    assert found["id"] == [0, 1, 2, 3, 4]
+    assert found["prefill_engine"] == [-1, 1, -1, -1, 1]
+    assert found["transfer_start_ns"] == [-1, 60, -1, -1, 22]
+    assert found["transfer_end_ns"] == [-1, 79, -1, -1, 37]
+    assert found["transferred_bytes"] == [0, 600, 0, 0, 500]
+    assert found["num_moves"] == [0, 0, 2, 1, 0]
+    assert found["moved_bytes"] == [0, 0, 700 + 900, 800, 0]
+    assert found["moved_stop_ns"] == [0, 0, 150 - 130 + 260 - 231, 152 - 140, 0]
+    assert found["num_losses"] == [2, 0, 1, 0, 0]
+    assert found["lost_tokens"] == [60 + 80, 0, 70, 0, 0]
+    own = [{*log.requests()["id"].tolist()} for log in of_engines]
+    assert found["engine"] == [4 if i in own[0] else 9 for i in range(5)]
+    assert log.num_steps == sum(one.num_steps for one in of_engines) == log.steps().num_rows
+    assert {*log.steps()["engine"].tolist()} == {4, 9}
+
+
+def test_tokens_of_a_fleet_are_those_of_all_engines_in_order_of_time():
+    log = simulate([arrival(i, 7 * i, 8, 3 + i) for i in range(5)], size=2, lockstep=False)
+    by_engine = [one.token_counts() for one in log.of_engines]
+    rows = sorted(
+        (int(ns), engine, int(count))
+        for engine, table in enumerate(by_engine)
+        for ns, count in zip(table["time_ns"], table["count"], strict=True)
+    )
+    found = log.token_counts()
+    assert found["time_ns"].tolist() == [ns for ns, _, _ in rows]
+    assert found["count"].tolist() == [count for _, _, count in rows]
+    assert found["count"].sum() == sum(3 + i for i in range(5))
+    some = log.token_counts(np.array([1, 4]))
+    assert some["count"].sum() == 4 + 7
+    assert log.token_gaps(np.array([1, 4]))["count"].sum() == 3 + 6
+    assert log.token_gaps()["count"].sum() == sum(2 + i for i in range(5))
+
+
+def test_engines_in_lockstep_that_hand_over_or_change_are_refused():
+    engines = [
+        Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(SharedCost()))) for _ in range(2)
+    ]
+    for more in (
+        {"disaggregation": Disaggregation(["prefill", "decode"], Vllm())},
+        {"changes": Changes(Supply(lambda pool: engines[0], ["mixed"] * 2, [0] * 2), None)},
+    ):
+        with pytest.raises(ValueError, match="lockstep do not hand requests over, and do not"):
+            simulate_cluster(engines, Vllm(), [arrival(0)], lockstep=joint_step, **more)
 
 
 def two_engines(num_requests=60, **engine):
