@@ -89,6 +89,19 @@ def test_planner_divides_the_load_by_what_an_engine_does_within_its_targets():
     assert planner.num_engines(nine) == 1
 
 
+@pytest.mark.parametrize(
+    ("ttft_ms", "asked"),
+    [(100.0, 2), (50.0, 1), (25.0, 1), (400.0, 2)],  # queueing does not raise the load
+)
+def test_planner_lowers_the_load_of_prompts_that_are_sooner_than_expected(ttft_ms, asked):
+    planner = registry.make("dynamo_planner")
+    one = engine(step_ns=lambda shape: 1_000_000 * (1 + shape.num_new_tokens))
+    came = [SimpleNamespace(prompt_tokens=99)] * 300  # 20 a second, of which one does 10
+    answers = [Answer(99, 1, ttft_ms, 0.0, True)]
+    found = planner.num_engines(pool(one, role="prefill", came=came, answers=answers))
+    assert found == asked
+
+
 def member(index, in_flight=0, is_up=True, is_draining=True):
     live = SimpleNamespace(num_in_flight=in_flight)
     return SimpleNamespace(index=index, pool=0, is_up=is_up, is_draining=is_draining, live=live)

@@ -272,6 +272,28 @@ def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():
     assert router.route(request(), three) == 0
 
 
+@pytest.mark.parametrize(
+    ("num_waiting", "backlog", "num_prompts"),
+    [(0, 0, 1), (1, 3_100, 2), (2, 3_100, 3), (30, 3_100, 31), (31, 3_100, 32), (40, 3_100, 32)],
+)
+def test_slo_aware_expects_a_first_token_behind_prompts_of_one_length(
+    num_waiting, backlog, num_prompts
+):
+    asked = []
+
+    class Asked(Told):
+        def estimate_step_ns(self, shape):
+            asked.append(shape)
+            return super().estimate_step_ns(shape)
+
+    engine = Asked(num_waiting=num_waiting, backlog_tokens=backlog, num_running=2)
+    found_ms = slo_aware._first_token_ms(request(prompt=100), engine)
+    length = -(-(backlog + 100) // num_prompts)
+    assert asked[0].chunks == ((length, 0),) * num_prompts
+    assert (asked[0].num_decodes, asked[0].rows_sampled) == (2, 2 + num_prompts)
+    assert found_ms == pytest.approx(2 + length * num_prompts / 100)
+
+
 def test_same_seed_draws_the_same_and_another_does_not():
     def drawn(seed):
         router = registry.make("random", seed)
