@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab import core
-from schedlab.policies import registry
-from schedlab.policies.queued_batches import QueuedBatch
+from schedlab.policies import queued_batches, registry
+from schedlab.policies.queued_batches import QueuedBatch, QueuedBatches
 from schedlab.sim.errors import SpecError
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Status
+from schedlab.sim.rng import stream
 from tests.laws import arrival
 from tests.traced import batches, limits
 
@@ -310,6 +311,99 @@ def test_magnus_prices_a_batch_at_the_mean_context_of_its_answers():
     )
     # Prompts in 1,000 ns, and ten steps of two contexts of 100 tokens and half the answer.
     assert policy._serving_time_ns(2, 100, 10.0) == 1000 + 10 * 2 * 105
+
+
+def wasted(batch, state):
+    """Return what a batch reads for nothing, member by member, with one more request."""
+    members = [*batch.members.values(), state]
+    prompts = [s.request.prompt_tokens for s in members]
+    outputs = [s.request.predicted_tokens for s in members]
+    longest, last = max(prompts), max(outputs)
+    read = len(members) * (last * longest + last * (last - 1) / 2)
+    return read - sum(g * p + g * (g - 1) / 2 for p, g in zip(prompts, outputs, strict=True))
+
+
+def response_ratio(batch, now_ns):
+    members = list(batch.members.values())
+    waited_ns = sum(now_ns - s.request.arrival_ns for s in members) / len(members)
+    return 1 + waited_ns / batch_time_ns(len(members), batch.longest, batch.last)
+
+
+def batch_time_ns(size, longest, last):
+    return 100.0 * size + 3.0 * longest + 50.0 * last
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_queued_batches_say_what_going_through_their_members_says(seed, monkeypatch):
+    monkeypatch.setattr(queued_batches, "_ROWS", 2)  # they have to find more
+    rng = stream(seed, "queued batches")
+    queued, opened, seats = QueuedBatches(), [], 0
+    chosen = {"none": 0, "full": 0, "least": 0}
+    for i in range(60):
+        at_ns, prompt = 40 * i, int(rng.integers(1, 40))
+        predicted = float(rng.integers(1, 20))
+        state = RequestState(arrival(i, at_ns, prompt, 5, predicted_tokens=predicted).request)
+        is_open = [batch for batch in opened if batch.is_queued]
+        waste = [wasted(batch, state) for batch in is_open]
+        assert queued.wasted_tokens(state).tolist() == waste
+        most, capacity, limit = 4, int(rng.integers(100, 200)), float(rng.integers(60, 600))
+        fitting = [
+            batch for batch, tokens in zip(is_open, waste, strict=True)
+            if tokens < limit and len(batch.members) < most
+            and (len(batch.members) + 1) * (
+                max(batch.longest, prompt) + max(batch.last, predicted)
+            ) <= capacity
+        ]  # fmt: skip
+        wanted = min(fitting, key=lambda batch: waste[is_open.index(batch)], default=None)
+        found = queued.least_waste(state, most, capacity, limit)
+        assert found is wanted
+        kind = (
+            "none"
+            if found is None
+            else "least"
+            if waste.index(min(waste)) == is_open.index(found)
+            else "full"
+        )
+        chosen[kind] += 1
+        if found is None:
+            found = QueuedBatch(state)
+            found.add(state)
+            opened.append(found)
+            queued.open(found)
+        else:
+            queued.add(found, state)
+        if i % 4 == 3:
+            now_ns = 40 * i + 7
+            whole = [batch for batch in opened if batch.is_whole]
+            best = queued.highest_response_ratio(now_ns, batch_time_ns)
+            ratios = [response_ratio(batch, now_ns) for batch in whole]
+            assert best is not None
+            assert best[0] == pytest.approx(max(ratios), rel=1e-12)
+            assert best[1] is whole[ratios.index(max(ratios))]
+            # Somebody in it gets a seat: at every other time its first.
+            members = list(best[1].members.values())
+            member = members[0] if i % 8 == 3 else members[-1]
+            member.first_scheduled_ns, member._seat = now_ns, seats
+            member.status = Status.RUNNING
+            seats += 1
+            queued.note_started(best[1])
+            assert best[1].is_open == best[1].is_queued
+            queued.note_started(best[1])  # once is enough
+    assert min(chosen.values()) > 0
+    assert len(opened) > 8
+
+
+def test_queued_batches_equally_due_run_by_who_came_first():
+    queued = QueuedBatches()
+    for number in (5, 3, 4):
+        state = RequestState(arrival(number, 10, 7, 5, predicted_tokens=4.0).request)
+        batch = QueuedBatch(state)
+        batch.add(state)
+        queued.open(batch)
+    ratio, batch = queued.highest_response_ratio(110, lambda *_: 50.0)
+    assert (ratio, [*batch.members]) == (1 + 100 / 50, [3])
+    assert QueuedBatches().highest_response_ratio(110, lambda *_: 50.0) is None
+    assert QueuedBatches().least_waste(batch.members[3], 9, 10**6, 10**6) is None
 
 
 @pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
