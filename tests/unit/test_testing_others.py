@@ -14,6 +14,7 @@ from schedlab.sim.errors import TraceError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
+from schedlab.sim.request import RequestState
 from schedlab.testing import (
     COST_MODEL_LAWS,
     EXECUTOR_LAWS,
@@ -31,6 +32,7 @@ from schedlab.testing.check import verdicts
 from schedlab.testing.executor import _Watch
 from schedlab.traces.readers import READERS
 from schedlab.traces.trace import Trace
+from tests.laws import arrival
 
 # -- cost models -------------------------------------------------------------------------------
 
@@ -77,6 +79,13 @@ class Cached(LinearCost):
         return self._kept.setdefault((shape, k), super().step_ns(shape, k))
 
 
+class Unwritable(LinearCost):
+    """Describes itself in what is no plain data."""
+
+    def describe(self):
+        return {"name": "unwritable", "by": {1, 2}}
+
+
 class Anonymous(LinearCost):
     def describe(self):
         return {"object": "without a name"}
@@ -89,6 +98,7 @@ BAD_MODELS = [
     (Warming, "answers_alike", "the same step takes"),
     (Cached, "hands_out_fresh_lists", "changes the model"),
     (Anonymous, "describes_itself", "has no name"),
+    (Unwritable, "describes_itself", "not JSON serializable"),
 ]
 
 
@@ -125,6 +135,39 @@ class Overeager(SimExecutor):
         return Steps(steps.durations_ns + steps.durations_ns[-1:], 0, [])
 
 
+class Wrong(SimExecutor):
+    """Answers every fifth time what a step cannot be."""
+
+    what = ""
+    calls = 0
+
+    def execute(self, work, max_steps, horizon_ns):
+        steps = super().execute(work, max_steps, horizon_ns)
+        self.calls += 1
+        if self.calls % 5:
+            return steps
+        (first, *others), overhead_ns, finished = (
+            steps.durations_ns, steps.overhead_ns, steps.finished
+        )  # fmt: skip
+        if self.what == "a float":
+            first = float(first)
+        elif self.what == "no time":
+            first = 0
+        elif self.what == "none at all":
+            return Steps([], 0, finished)
+        elif self.what == "overhead":
+            overhead_ns = -1
+        elif self.what == "twice":
+            finished = [*work.decodes.members.values()][:1] * 2
+        elif self.what == "a stranger":
+            finished = [*finished, RequestState(arrival(99).request)]
+        return Steps([first, *others], overhead_ns, finished)
+
+
+def wrong(what):
+    return type(f"Wrong{what.title().replace(' ', '')}", (Wrong,), {"what": what})
+
+
 class CutsShort(SimExecutor):
     """Ends every answer one token early."""
 
@@ -148,6 +191,12 @@ BAD_EXECUTORS = [
     (Overeager, "runs_no_more_than_asked", "steps, asked for|starts at"),
     (CutsShort, "generates_true_lengths", "gets .* tokens, not"),
     (Drifting, "runs_many_steps_as_single_ones", "the runs differ at"),
+    (wrong("a float"), "runs_no_more_than_asked", r"a step takes \d+\.0 ns"),
+    (wrong("no time"), "runs_no_more_than_asked", "a step takes 0 ns"),
+    (wrong("none at all"), "runs_no_more_than_asked", "0 steps, asked for 1 to"),
+    (wrong("overhead"), "runs_no_more_than_asked", "-1 ns of overhead"),
+    (wrong("twice"), "runs_no_more_than_asked", "somebody twice"),
+    (wrong("a stranger"), "runs_no_more_than_asked", "finish, but .* ran"),
 ]
 
 
