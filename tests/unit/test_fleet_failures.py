@@ -47,6 +47,8 @@ def simulate(
     router="round_robin",
     staleness_ns=0,
     latency_s=50e-9,
+    num_layers=1,
+    bytes_per_s=1e12,
     **limits,
 ):  # fmt: skip
     config = replace(CONFIG, **limits)
@@ -61,7 +63,9 @@ def simulate(
         workload,
         staleness_ns=staleness_ns,
         disaggregation=Disaggregation(roles, routers.make("jsq")) if "decode" in roles else None,
-        interconnect=Interconnect(Link(1e12, latency_s, "a test"), 1000, [1] * size),
+        interconnect=Interconnect(
+            Link(bytes_per_s, latency_s, "a test"), 1000, [1] * size, num_layers
+        ),
         changes=Changes(Supply(new_engine, roles, [start_up_ns] * size), failures),
     )
 
@@ -223,6 +227,34 @@ def test_kv_lost_with_its_sender_is_computed_again():
     # 21 tokens are computed again, with which the second token comes out.
     assert log.token_times(0).tolist()[:2] == [1200, 1_260 + 1000 + 210]
     assert (row["prefill_engine"], row["engine"], row["lost_tokens"]) == (1, 2, 20)
+
+
+@pytest.mark.parametrize(
+    ("dies_ns", "losses", "first_ns"),
+    [
+        (100, [(0, 100, 0)], 100 + 1_200),  # nothing of it was computed
+        (700, [(0, 700, 0)], 700 + 1_200),  # its first layer, which is on its way
+        (1_199, [(0, 1_199, 0)], 1_199 + 1_200),
+        (1_500, [(0, 1_500, 20)], 1_200),  # the prompt, and not all of it has come
+        (20_349, [(0, 20_349, 20)], 1_200),
+        (20_351, [], 1_200),
+    ],
+)
+def test_kv_sent_layer_by_layer_is_lost_with_its_sender_until_all_of_it_has_come(
+    dies_ns, losses, first_ns
+):
+    # The first of four layers is computed at 300 ns; then 20,000 bytes leave at one a nanosecond,
+    # and 50 ns later the last is there.
+    roles = ("prefill", "prefill", "decode")
+    log = simulate(
+        [arrival(0, 0, 20, 3)], Failures([Outage(0, dies_ns)]), roles, num_layers=4, bytes_per_s=1e9
+    )
+    assert [(loss.id, loss.at_ns, loss.lost_tokens) for loss in log.losses] == losses
+    times_ns = log.token_times(0).tolist()
+    assert (len(times_ns), times_ns[0]) == (3, first_ns)
+    row = {name: column[0] for name, column in log.requests().items()}
+    assert (row["status"], row["engine"]) == (0, 2)
+    assert row["prefill_engine"] == (1 if losses else 0)
 
 
 def test_seat_of_kv_that_is_lost_on_its_way_is_given_to_who_waits_for_it():
