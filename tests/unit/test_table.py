@@ -396,3 +396,56 @@ def test_attention_grid_prices_the_same_in_whatever_order_its_points_are_given()
         size = [0] * len(times)
         with pytest.raises(ValueError, match="positive and finite, and there must be some"):
             AttentionGrid(size, size, size, size, times)
+
+
+BUCKETS = Skew(
+    decode_bins=(2.0, 8.0), rate_bins=(0.25, 0.5), context_bins=(10.0, 20.5), kv_bins=(100.0,),
+    cells={
+        (chunk, decodes, rate, context, kv): chunk + decodes / 10 + rate / 100 + context / 1e3
+        + kv / 1e4
+        for chunk in (0, 16, 64) for decodes in range(3) for rate in range(3)
+        for context in range(3) for kv in range(2)
+    },
+    default=-1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kv", "num_decodes", "rate", "largest", "alpha"),
+    [
+        (0, 0, 1, 0.0, 1, 0.0),
+        (0, 0, 2, 0.0, 1, 0.0),  # at a bound: still below it
+        (0, 0, 3, 0.0, 1, 0.1),
+        (0, 0, 9, 0.0, 1, 0.2),
+        (0, 0, 1, 0.25, 1, 0.0),
+        (0, 0, 1, 0.26, 1, 0.01),
+        (0, 0, 1, 1.0, 1, 0.02),
+        (0, 0, 1, 0.0, 10, 0.0),
+        (0, 0, 1, 0.0, 11, 0.001),
+        (0, 0, 1, 0.0, 21, 0.002),
+        (16, 100, 1, 0.0, 1, 16.0),
+        (64, 101, 8, 0.5, 20, 64.1111),
+        (40, 0, 1, 0.0, 1, -1.0),  # that chunk was not measured
+        (8, 0, 1, 0.0, 1, -1.0),
+    ],
+)
+def test_skew_is_that_of_the_first_buckets_whose_bounds_are_not_exceeded(
+    chunk, kv, num_decodes, rate, largest, alpha
+):
+    assert BUCKETS.alpha(chunk, kv, num_decodes, rate, largest) == pytest.approx(alpha)
+    near = replace(BUCKETS, nearest=True)
+    wanted = {40: 16.0, 8: 16.0}.get(chunk, alpha)  # of two as near the smaller
+    assert near.alpha(chunk, kv, num_decodes, rate, largest) == pytest.approx(wanted)
+    assert near.alpha(41, kv, 1, 0.0, 1) == pytest.approx(64.0 + (kv > 100) / 1e4)
+
+
+@pytest.mark.parametrize("largest", range(1, 24))
+def test_skew_stays_for_as_many_steps_as_it_says_and_no_longer(largest):
+    steps = BUCKETS.steps_to_next_bin(largest)
+    found = [BUCKETS.alpha(0, 0, 1, 0.0, largest + more) for more in range(min(steps, 50))]
+    assert len(set(found)) == 1
+    assert steps >= 1
+    if largest > 20:
+        assert steps == 1 << 60
+    else:
+        assert BUCKETS.alpha(0, 0, 1, 0.0, largest + steps) != found[0]
