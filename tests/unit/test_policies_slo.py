@@ -3,6 +3,8 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -240,6 +242,34 @@ def test_qoserve_keeps_behind_all_others_whom_it_began_late():
     ]
     got, _ = batches("qoserve", work, limits(), **FINE)
     assert got == [{0: 16}, {1: 16}, {0: 4, 1: 4}]
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "started_ns", "order"),
+    [
+        (3_999, -1, [0, 1]),
+        (4_000, -1, [0, 1]),  # it can still be in time: 4,000 and a step of 1,000
+        (4_001, -1, [1, 0]),
+        (9_000, 4_000, [0, 1]),  # it was begun in time, and goes on
+        (9_000, 4_001, [1, 0]),
+        (4_500, 3_999, [0, 1]),
+    ],
+)
+def test_qoserve_relegates_from_the_last_moment_on_that_a_prompt_could_begin(
+    now_ns, started_ns, order
+):
+    policy = registry.make("qoserve", alpha_ms_per_token=0.0)
+    view = SimpleNamespace(now_ns=now_ns, estimate_step_ns=lambda shape: 10 * shape.chunks[0][0])
+    first, other = (
+        RequestState(arrival(i, 0, 100, 4, slo=Slo(ttft_ms=ms)).request)
+        for i, ms in enumerate([0.005, 0.05])
+    )
+    first.first_scheduled_ns = started_ns
+    for state in (first, other):
+        policy.on_arrival(state, 0)
+    assert [s.id for s in policy._prompts([first], [other], view)] == order
+    assert [s.id for s in policy._prompts([], [first, other], view)] == order
+    assert [s.id for s in policy._prompts([other, first], [], view)] == order
 
 
 def test_qoserve_relegates_who_cannot_be_in_time():

@@ -36,6 +36,8 @@ class Told:
     num_blocks: int = 100
     block_size: int = 16
     cached: int = 0
+    first_waiting_blocks: int = 0
+    num_urgent: int = 0
 
     def cached_tokens(self, request):
         return self.cached
@@ -292,6 +294,28 @@ def test_slo_aware_expects_a_first_token_behind_prompts_of_one_length(
     assert asked[0].chunks == ((length, 0),) * num_prompts
     assert (asked[0].num_decodes, asked[0].rows_sampled) == (2, 2 + num_prompts)
     assert found_ms == pytest.approx(2 + length * num_prompts / 100)
+
+
+@pytest.mark.parametrize(
+    ("headroom", "columns", "chosen"),
+    [
+        # 100 blocks each: free are 80 less the headroom of an urgent one, and 60.
+        (0.5, {"used_blocks": (20, 40), "num_urgent": (1, 0)}, 1),
+        (0.5, {"used_blocks": (20, 40), "num_urgent": (0, 0)}, 0),
+        (0.1, {"used_blocks": (20, 40), "num_urgent": (3, 0)}, 0),
+        (0.5, {"used_blocks": (20, 40), "first_waiting_blocks": (21, 0)}, 1),
+        (0.5, {"used_blocks": (20, 40), "first_waiting_blocks": (19, 0)}, 0),
+        (0.5, {"used_blocks": (20, 40), "num_running": (2, 1)}, 1),  # 40 for each, and 60
+        (0.5, {"used_blocks": (20, 40), "num_running": (0, 1)}, 0),  # as of one
+    ],
+)
+def test_llumnix_sends_to_the_engine_with_most_free_blocks_for_each_that_runs(
+    headroom, columns, chosen
+):
+    router = registry.make("llumnix", headroom=headroom)
+    assert router.route(request(), engines(**columns)) == chosen
+    swapped = {name: values[::-1] for name, values in columns.items()}
+    assert router.route(request(), engines(**swapped)) == 1 - chosen
 
 
 def test_same_seed_draws_the_same_and_another_does_not():
