@@ -163,6 +163,28 @@ def test_policy_that_waits_for_ever_is_stopped_after_as_often_as_it_may(monkeypa
     assert asked == list(range(51))
 
 
+def test_policy_may_wait_as_often_as_it_may_before_every_step(monkeypatch):
+    monkeypatch.setattr(engine_module, "_MOST_WAITS", 3)
+    waits = []
+
+    def plan(view, builder):
+        waits.append(view.now_ns)
+        if len(waits) <= 3:
+            return builder.build(until_ns=view.now_ns + 1)
+        waits.clear()
+        for state in (*view.running, *view.waiting):
+            builder.grant(state)
+        return builder.build()
+
+    log = run_plan(plan, [arrival(0, prompt=5, output=7)])
+    assert np.diff(log.steps()["start_ns"]).min() > 1_003
+    assert log.num_steps == 7
+    monkeypatch.setattr(engine_module, "_MOST_WAITS", 2)
+    waits.clear()
+    with pytest.raises(Stalled, match="waited 2 times in a row"):
+        run_plan(plan, [arrival(0, prompt=5, output=7)])
+
+
 class Liar(ContinuousBatching):
     """Promises for ever, yet changes its mind at a certain time."""
 

@@ -6,6 +6,10 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context. Blocks hold fou
 import pytest
 
 from schedlab.policies import registry
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import Slo
 from tests.laws import LinearCost, arrival, run, slow
 from tests.traced import Recorder, batches, limits
@@ -139,3 +143,14 @@ def test_fair_batching_looks_again_once_a_prompt_decodes_that_is_later_than_all_
 def test_fair_batching_with_an_impossible_target_is_refused(knobs):
     with pytest.raises(Exception, match="ttft_s and tbt_s"):
         batches("fair_batching", [arrival(0)], limits(), **knobs)
+
+
+@pytest.mark.parametrize(("seats", "num_plans"), [(1, 5), (2, 3)])
+def test_fair_batching_plans_ahead_where_nobody_who_waits_has_a_seat(seats, num_plans):
+    work = [arrival(i, prompt=4, output=20) for i in range(2)]
+    engine = Engine(
+        limits(seats=seats), registry.make("fair_batching"), SimExecutor(Pricing(LinearCost()))
+    )
+    simulate(engine, work)
+    # A prompt, all of its steps, and when all is done: for both at once, or one after the other.
+    assert engine.num_plans == num_plans
