@@ -6,9 +6,11 @@ import pytest
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
-from schedlab.sim.record import log
+from schedlab.sim.record import log, stored_token_times
 from schedlab.sim.record import steps as stored
 from schedlab.sim.record.steps import StepTable, StoredSteps
+from schedlab.sim.record.stored_token_times import StoredTokenTimes
+from schedlab.sim.record.token_times import TokenTimes
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
@@ -102,3 +104,58 @@ def test_steps_on_disk_read_in_batches_are_those_in_memory(kind, batch_rows, mon
     assert tokens["count"].tolist() == out[out > 0].tolist()
     assert found.tokens_out() is tokens
     assert out.sum() == sum(4 + 7 * (i % 5) for i in range(8))
+
+
+def evicting_run(kind):
+    """Run requests that evict each other, so that most have several stints."""
+    config = EngineConfig(num_blocks=11, max_model_len=44, block_size=4, max_num_seqs=6)
+    work = [arrival(i, i * 1_500, 5 + 3 * (i % 4), 4 + 7 * (i % 4)) for i in range(12)]
+    if kind == "stages":
+        return laws.run(
+            registry.make("fcfs"), work, replace(config, pipeline_parallel_size=2), StagedCost()
+        )
+    return laws.run(registry.make("srtf" if kind == "by length" else "fcfs"), work, config)
+
+
+def as_pairs(table):
+    """Return how often each value occurs, in order."""
+    first, count = table.values()
+    found = {}
+    for value, times in zip(first.tolist(), count.tolist(), strict=True):
+        found[value] = found.get(value, 0) + times
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize("kind", ["by arrival", "stages"])
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 1_000])
+def test_token_times_on_disk_read_in_batches_are_those_of_each_request(
+    kind, batch_rows, monkeypatch
+):
+    plain = evicting_run(kind)
+    whole = plain.token_times_of_all()
+    assert isinstance(whole, TokenTimes)
+    assert plain.requests()["num_preemptions"].max() > 1
+    monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", 1)
+    monkeypatch.setattr(stored_token_times, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(stored_token_times, "_WINDOW_STEPS", 2 * batch_rows + 1)
+    found = evicting_run(kind).token_times_of_all()
+    assert isinstance(found, StoredTokenTimes)
+    times = {i: found.of(i) for i in range(12)}
+    assert {i: len(ns) for i, ns in times.items()} == {i: 4 + 7 * (i % 4) for i in range(12)}
+    for number, ns in times.items():
+        assert ns.tolist() == whole.of(number).tolist() == sorted(set(ns.tolist()))
+    assert found.of(99).tolist() == []
+    for ids in (None, np.array([3]), np.array([2, 3, 7, 11])):
+        some = [ns for i, ns in times.items() if ids is None or i in ids]
+        gaps = np.concatenate([np.diff(ns) for ns in some])
+        for one in (found, whole):
+            assert as_pairs(one.gaps(ids)) == as_pairs(
+                dict(enumerate(np.unique(gaps, return_counts=True)))
+            )
+            assert as_pairs(one.counts(ids)) == as_pairs(
+                dict(enumerate(np.unique(np.concatenate(some), return_counts=True)))
+            )
+    assert {name: column.tolist() for name, column in found.stints().items()} == {
+        name: column.tolist() for name, column in whole.stints().items()
+    }
+    assert found.bursts is None
