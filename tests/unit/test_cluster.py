@@ -14,9 +14,11 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.clock import PLANS, Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.lockstep import joint_steps_ns
+from schedlab.sim.drive.lockstep import Lockstep, joint_steps_ns
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.record.cluster_log import ClusterLog, Loss, Move, Transfer
 from schedlab.sim.record.columns import REJECTED, pairs
@@ -377,3 +379,34 @@ def test_experiment_on_two_engines_finishes_everything_sooner():
     )
     assert two.metrics()["completed"] == 60
     assert two.metrics()["duration_s"] < 0.7 * one.metrics()["duration_s"]
+
+
+def test_engines_in_lockstep_show_no_step_once_theirs_has_ended():
+    clock = Clock()
+    engines = [
+        Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(SharedCost(100, 10, 0))))
+        for _ in range(3)
+    ]
+    lives = [LiveState(i, engine, clock) for i, engine in enumerate(engines)]
+    lockstep = Lockstep(clock, engines, lives, joint_step)
+    for i, prompt in ((0, 20), (1, 4)):
+        engines[i].submit(arrival(i, 0, prompt, 4), 0)
+    seen = []
+
+    def look(_):
+        shown = [live.segment is not None for live in lives]
+        blocks = [live.used_blocks for live in lives]
+        held = [engine.kv.num_blocks - engine.kv.free_blocks for engine in engines]
+        seen.append((clock.now_ns, shown, blocks == held))
+
+    lockstep.wake()
+    assert lockstep.is_moving
+    for at_ns in (323, 324, 435, 436):  # 100 + 200 + 24 ns, and 100 + 10 + 2; before all plans
+        clock.at(at_ns, PLANS, look)
+    clock.run()
+    assert seen == [
+        (323, [True, True, False], True), (324, [False] * 3, True),
+        (435, [True, True, False], True), (436, [False] * 3, True),
+    ]  # fmt: skip
+    assert not lockstep.is_moving
+    assert [engine.log.num_steps for engine in engines] == [4, 4, 0]
