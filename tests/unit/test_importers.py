@@ -17,7 +17,12 @@ from schedlab.sim.cost.importers.aiconfigurator import (
     step_grid,
 )
 from schedlab.sim.cost.importers.csv_table import read_csv
-from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
+from schedlab.sim.cost.importers.llmservingsim import (
+    Options,
+    _attention,
+    import_bundle,
+    read_link,
+)
 from schedlab.sim.cost.importers.splitwise import import_splitwise
 from schedlab.sim.cost.importers.vidur import import_vidur
 from schedlab.sim.cost.registry import load_profile
@@ -125,6 +130,25 @@ def test_newer_attention_table_is_read_by_the_key_length_of_prefills(tmp_path):
     # Key lengths 100 + 8 and 0 + 8 have the mean 58, as 32 tokens after 42 have: 58 = 42 + 16.
     assert us((16, 100), (16, 0)) == pytest.approx(us((32, 42)))
     assert us((32, 60)) - us((32, 42)) == pytest.approx(10 * 18), "ten layers, 18 keys more"
+
+
+def test_attention_table_is_of_plain_attention_and_of_decodes_of_a_token(tmp_path):
+    header = ["layer", "prefill_tokens", "prefill_key", "n_decode", "kv_decode", "decode_q_len"]
+    rows = [
+        ("attention", 1, 1.5, 2, 3, 0, 10.5), ("mla", 4, 2.5, 5, 6, 1, 20.5),
+        ("attention", 7, 3.5, 8, 9, 1, 30.5), ("attention", 10, 4.5, 11, 12, 2, 40.5),
+    ]  # fmt: skip
+    write_csv(tmp_path / "attention.csv", [*header, "time_us"], rows)
+    assert _attention(tmp_path) == {
+        "prefill_chunk": [1, 7], "prefill_key": [1.5, 3.5], "num_decodes": [2, 8],
+        "kv_decode": [3, 9], "us": [10.5, 30.5],
+    }  # fmt: skip
+    older = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
+    write_csv(tmp_path / "attention.csv", older, [(1, 2, 3, 4, 5.5), (6, 7, 8, 9, 10.5)])
+    assert _attention(tmp_path) == {
+        "prefill_chunk": [1, 6], "kv_prefill": [2, 7], "num_decodes": [3, 8], "kv_decode": [4, 9],
+        "us": [5.5, 10.5],
+    }  # fmt: skip
 
 
 def test_tensor_parallel_bundle_adds_all_reduces_and_says_so(tmp_path):
