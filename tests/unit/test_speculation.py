@@ -413,6 +413,48 @@ def test_decodes_are_granted_at_once_if_they_and_all_their_drafts_just_fit(left,
         )
 
 
+class PreemptsOnce(Policy):
+    """Preempts who decodes at one of its plans, before or after granting it, and begins anew."""
+
+    def __init__(self, at_plan, grants_first):
+        self.at_plan = at_plan
+        self.grants_first = grants_first
+        self.granted = []
+
+    def plan(self, view, builder):
+        granted = 0
+        if len(self.granted) == self.at_plan:
+            (state,) = view.running
+            if self.grants_first:
+                builder.grant(state)
+            builder.preempt(state)
+        else:
+            for state in (*view.running, *view.waiting):
+                granted = builder.grant(state)
+        self.granted.append(granted)
+        return builder.build()
+
+
+@pytest.mark.parametrize("names_drafts", [False, True])
+@pytest.mark.parametrize("grants_first", [False, True])
+@pytest.mark.parametrize(("at_plan", "computed", "fresh"), [(1, 4, 0), (2, 7, 2), (3, 10, 2)])
+def test_accepted_drafts_are_found_again_behind_a_preemption_only_where_they_were_named(
+    names_drafts, grants_first, at_plan, computed, fresh
+):
+    # Blocks of a token: 4 of the prompt, then 3 a step, of which 2 were drafted. They get names
+    # when their request is scheduled next, which it was if it is granted before it is preempted.
+    config = EngineConfig(
+        num_blocks=100, max_model_len=40, block_size=1, num_speculative_tokens=2,
+        enable_prefix_caching=True, names_accepted_drafts=names_drafts,
+    )  # fmt: skip
+    policy = PreemptsOnce(at_plan, grants_first)
+    hand_run(config, [laws.arrival(0, 0, 4, 16)], policy=policy)
+    named = computed - (0 if names_drafts or grants_first else fresh)
+    again = policy.granted[at_plan + 1]
+    assert policy.granted[:at_plan] == [4, 3, 3][:at_plan]
+    assert again == computed + 1 - named
+
+
 def test_short_budget_cuts_drafts_and_not_requests():
     config = EngineConfig(
         num_blocks=100, max_model_len=40, max_num_batched_tokens=40, num_speculative_tokens=15,
