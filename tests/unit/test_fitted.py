@@ -380,6 +380,56 @@ def test_read_fit_of_a_malformed_file_names_file_and_key(tmp_path, change, messa
         read_fit(folder)
 
 
+AT_EAGER = ("regimes", "eager")
+SPREAD = {"decode_steps": [1.0], "prompt_steps": [1.0], "num_alike": 1}
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ((*AT_EAGER, "knots_tokens"), [1, 2.5], "knots_tokens must hold whole numbers"),
+        ((*AT_EAGER, "knots_tokens"), 7, "knots_tokens must be an array, got 7"),
+        ((*AT_EAGER, "knots_tokens"), [2, 2, 3], "must be >= 1 and strictly increasing"),
+        ((*AT_EAGER, "knots_tokens"), [0, 2, 3], "must be >= 1 and strictly increasing"),
+        ((*AT_EAGER, "knots_tokens"), [1, 2], "same length, at least 2"),
+        ((*AT_EAGER, "knots_s"), {"1": 2.0}, "knots_s must be an array"),
+        ((*AT_EAGER, "knots_s"), [True, 1.0], r"knots_s\[0\] must be a number, got True"),
+        ((*AT_EAGER, "knots_s"), [1.0, -1.0, 1.0], "must be finite and >= 0"),
+        ((*AT_EAGER, "knots_s"), None, r"regimes\.eager: key 'knots_s' is missing"),
+        ((*AT_EAGER, "coefficients_s"), None, "key 'coefficients_s' is missing"),
+        ((*AT_EAGER, "coefficients_s"), [], "'coefficients_s' is missing or is no object"),
+        ((*AT_EAGER, "buckets"), [1, 2], "eager: buckets belong to the graph regime"),
+        ((*AT_EAGER, "buckets"), [2, 1], "buckets must be >= 1 and strictly increasing"),
+        ((*AT_EAGER, "bucket"), [1], r"eager: unknown key 'bucket'; did you mean buckets\?"),
+        (("regimes", "eager"), None, "key 'eager' is missing or is no object"),
+        (("validity", "new_tokens"), [1], r"new_tokens must be \[least, largest\], got \[1\]"),
+        (("validity", "new_tokens"), 9, r"must be \[least, largest\], got 9"),
+        (("validity", "new_tokens"), [-1, 9], r"validity\.new_tokens must be finite and >= 0"),
+        (("validity", "new_tokens"), [1, 1e101], r"validity\.new_tokens must be finite and >= 0"),
+        (("validity", "new_tokens"), None, "validity: new_tokens is missing"),
+        (("validity", "new_token"), [1, 2], r"unknown key 'new_token'; did you mean new_tokens\?"),
+        (("error", "train", "p90"), "much", r"error\.train\.p90 must be a number, got 'much'"),
+        (("error", "train", "mean"), 1.0, "unknown key 'mean'"),
+        (("step_spread",), {**SPREAD, "num_alike": 1.5}, "num_alike: a whole number is needed"),
+        (("step_spread",), {**SPREAD, "decode_steps": 1.0}, "decode_steps: a list of numbers is"),
+        (("step_spread",), {**SPREAD, "prompt_steps": ["x"]}, "prompt_steps must be a number"),
+        (("step_spread",), {**SPREAD, "prompt_step": [1.0]}, "unknown key 'prompt_step'"),
+        (("run_level",), {"prompt_step_s": -1.0}, "takes more than all of the shortest step with"),
+    ],
+)  # fmt: skip
+def test_read_fit_with_one_wrong_value_names_its_place(tmp_path, where, value, message):
+    def change(data):
+        for key in where[:-1]:
+            data = data[key]
+        if value is None:
+            del data[where[-1]]
+        else:
+            data[where[-1]] = value
+
+    with pytest.raises(SpecError, match=rf"fit\.json: .*{message}"):
+        read_fit(edited(tmp_path, change))
+
+
 def test_load_of_a_folder_that_is_no_profile_names_the_files_of_one(tmp_path):
     with pytest.raises(SpecError, match=r"no profile, it holds none of fit\.json, table\.json"):
         load_profile(tmp_path)
