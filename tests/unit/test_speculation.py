@@ -347,6 +347,74 @@ def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, sp
     assert np.std(shares) == pytest.approx(np.sqrt(spread**2 + noise), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("rates", "spread", "message"),
+    [
+        ([], 0.0, "acceptance needs at least one rate"),
+        ([0.5, 1.01], 0.0, r"an acceptance rate must be in \[0, 1\], got 1\.01"),
+        ([-0.01], 0.0, r"an acceptance rate must be in \[0, 1\], got -0\.01"),
+        ([float("nan")], 0.0, "an acceptance rate must be in"),
+        ([0.5], -0.1, "the spread of acceptance must be >= 0, got -0.1"),
+        ([0.5], float("inf"), "the spread of acceptance must be >= 0, got inf"),
+        ([0.2, 0.9], 0.4, r"must be below 0\.4, the standard deviation"),  # of 0.2
+        ([1.0], 1e-9, "must be below 0, the standard deviation"),
+    ],
+)
+def test_acceptance_that_cannot_be_is_refused(rates, spread, message):
+    with pytest.raises(SpecError, match=message):
+        DrawnAcceptance(rates, spread)
+    assert DrawnAcceptance([0.0, 1.0, 0.5]).outcome(Request(0, 0, 1, max_tokens=9), 9)
+    assert DrawnAcceptance([0.2, 0.9], 0.399).outcome(Request(0, 0, 1, max_tokens=9), 9)
+
+
+class Chooses:
+    """Chooses the same lengths, whoever decodes."""
+
+    def __init__(self, *chosen):
+        self.chosen = chosen
+
+    def choose(self, decoding):
+        return self.chosen
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ((1,), "draft length Chooses: chose 1 lengths for 2 requests"),
+        ((1, 1, 1), "draft length Chooses: chose 3 lengths for 2 requests"),
+        ((2, 3), r"3 tokens is not between 0 and num_speculative_tokens \(2\)"),
+        ((-1, 2), r"-1 tokens is not between 0 and num_speculative_tokens \(2\)"),
+    ],
+)
+def test_draft_lengths_that_cannot_be_are_refused_by_name(chosen, message):
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=2)
+    work = [laws.arrival(i, 0, 10, 6) for i in range(2)]
+    with pytest.raises(PolicyError, match=message):
+        hand_run(config, work, length=Chooses(*chosen))
+
+
+@pytest.mark.parametrize("chosen", [(2, 0), (0, 0), (1, 2)])
+def test_draft_lengths_at_their_bounds_are_drafted(chosen):
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=2)
+    work = [laws.arrival(i, 0, 10, 30) for i in range(2)]
+
+    class Once(Chooses):
+        def choose(self, decoding):
+            return self.chosen[: len(decoding.requests)]
+
+    steps = hand_run(config, work, length=Once(*chosen), rates=(0.0, 0.0)).steps()
+    drafted = steps["draft_tokens"][steps["num_decodes"] == 2]
+    assert drafted.max() == sum(chosen)
+
+
+def test_recording_that_tells_a_request_twice_names_its_line(tmp_path):
+    path = tmp_path / "d.jsonl"
+    lines = [{"id": i, "drafted": [1], "accepted": [0]} for i in (4, 5, 4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SpecError, match=r"d\.jsonl, line 3: request 4 is there twice"):
+        read_drafts(path)
+
+
 def test_request_that_was_not_recorded_is_named(tmp_path):
     with pytest.raises(SpecError, match="no drafts of request 1 were recorded"):
         run_recorded(tmp_path, {0: [(1, 1)]}, [laws.arrival(1, 0, 10, 3)])
