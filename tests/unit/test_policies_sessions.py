@@ -317,3 +317,69 @@ def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs():
 
     assert preempted(2) == [1, 0]
     assert preempted(4) == [1, 0, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("runs", "num_blocks", "seats", "granted", "gone"),
+    [
+        # What is kept goes from the last on, four blocks each, but for that of who would have it.
+        (False, 10, 9, ["a", "b"], [1]),
+        (False, 9, 9, ["a", "b"], [1]),
+        (False, 3, 9, ["a", "b"], [1, 0]),
+        (False, 15, 9, ["a", "b", "c"], []),
+        (False, 6, 1, ["a"], []),
+        (True, 6, 9, ["a"], []),  # somebody runs, so what is kept stays
+        (True, 5, 9, [], []),
+    ],
+)
+def test_kept_memory_gives_way_to_the_head_of_the_queue_where_nobody_runs(
+    runs, num_blocks, seats, granted, gone
+):
+    # Those who wait want six, four and five blocks; c is of the session whose memory goes last.
+    session = ["first", "second", "third"]
+    kept = [SimpleNamespace(id=i, rank=i, session=session[i]) for i in (0, 1)]
+    waiting = [
+        SimpleNamespace(id=name, blocks=blocks, session=own)
+        for name, blocks, own in (("a", 6, "third"), ("b", 4, "x"), ("c", 5, "first"))
+    ]
+    found = SimpleNamespace(granted=[], gone=[], free=num_blocks, promised=[])
+
+    class Builder:
+        preempted = ()
+        tokens_left = 1
+
+        @property
+        def seats_left(self):
+            return seats - len(found.granted)
+
+        def grant_running(self):
+            return True
+
+        def grant(self, state):
+            if found.free < state.blocks:
+                return 0
+            found.free -= state.blocks
+            found.granted.append(state.id)
+            return 1
+
+        def preempt(self, state):
+            found.gone.append(state.id)
+            found.free += 4
+
+        def build(self, *promise):
+            return promise
+
+    class Ranks(Retaining):
+        def key(self, state, now_ns):
+            return state.rank
+
+        def promise(self, view, hooks_matter):
+            found.promised.append(hooks_matter)
+            return 7, 70
+
+    view = SimpleNamespace(
+        kept=kept, running=[SimpleNamespace(id=9)] if runs else [], waiting=waiting, now_ns=0
+    )
+    assert Ranks().plan(view, Builder()) == (7, 70)
+    assert (found.granted, found.gone) == (granted, gone)
+    assert found.promised == [True]
