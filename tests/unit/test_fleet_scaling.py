@@ -102,6 +102,20 @@ def test_planner_lowers_the_load_of_prompts_that_are_sooner_than_expected(ttft_m
     assert found == asked
 
 
+@pytest.mark.parametrize("itl_ms", [2.0, 3.0, 9.5, 17.0, 18.5, 400.0])
+@pytest.mark.parametrize("took_ms", [0.0, 6.0, 9.0])
+def test_planner_takes_the_largest_batch_within_its_target(itl_ms, took_ms):
+    # A step takes a millisecond and one for each decode: 6 ms with the five that run now.
+    one = engine(running=5, step_ns=lambda shape: 1_000_000 * (1 + shape.num_new_tokens))
+    planner = registry.make("dynamo_planner", itl_ms=itl_ms)
+    answers = [Answer(9, 40, 1.0, took_ms, True), Answer(9, 1, 1.0, 99.0, True)]
+    target_ms = itl_ms / (took_ms / 6.0) if took_ms else itl_ms
+    fitting = [n for n in range(1, 17) if 1 + n <= target_ms]  # 1,600 tokens of memory, 100 each
+    best = max(fitting, default=1)
+    found = planner._output_tokens_per_s(pool(one, answers=answers), one, 100.0)
+    assert found == pytest.approx(best / (1 + best) * 1e3)
+
+
 def member(index, in_flight=0, is_up=True, is_draining=True):
     live = SimpleNamespace(num_in_flight=in_flight)
     return SimpleNamespace(index=index, pool=0, is_up=is_up, is_draining=is_draining, live=live)

@@ -16,6 +16,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.policies.speculation import registry as registry_of_lengths
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
+from schedlab.policies.speculation.draft_length import acceptance_rate
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.draft_length import Decoding
 from schedlab.sim.core.plan import FOREVER
@@ -257,6 +258,31 @@ def test_drafts_by_targets_go_first_to_who_is_owed_most(budget, drafts):
     length = registry_of_lengths.make("slo", budget_tokens=budget, prior_rate=0.5)
     assert length.choose(decoding([6, 10], [10.0, 10.0], 100)) == drafts
     assert length.choose(decoding([10, 6], [10.0, 10.0], 100)) == drafts[::-1]
+
+
+@pytest.mark.parametrize(
+    ("prior_tokens", "accepted", "cut_short", "drafts"),
+    [
+        # Rates of 0.5, (30 + 10) / (30 + 10 + 20) = 2/3 and 30.5 / 41: yields of one draft are 1.5,
+        # 1.67 and 1.74, of two 1.75, 2.11 and 2.3; two are due, and 7 of the budget are left.
+        (20.0, 0, 0, [3, 3]),
+        (20.0, 30, 10, [2, 2]),
+        (1.0, 30, 10, [2, 2]),
+        (1.0, 0, 30, [3, 3]),
+    ],
+)
+def test_drafts_by_targets_are_as_many_as_the_rate_so_far_asks(
+    prior_tokens, accepted, cut_short, drafts
+):
+    length = registry_of_lengths.make("slo", prior_rate=0.5, prior_tokens=prior_tokens)
+    asked = decoding([10, 10], [10.0, 10.0], 100)
+    asked.requests[0].num_output_tokens = asked.requests[1].num_output_tokens = 10
+    batch = SimpleNamespace(num_accepted=accepted, num_cut_short=cut_short)
+    told = Decoding(asked.now_ns, asked.requests, 3, batch, lambda shape: 10_000_000)
+    rate = (accepted + 0.5 * prior_tokens) / (accepted + cut_short + prior_tokens)
+    assert acceptance_rate(told, 0.5, prior_tokens) == pytest.approx(rate)
+    length.budget_tokens = 2 + sum(drafts)
+    assert length.choose(told) == drafts
 
 
 def test_drafts_beyond_what_targets_ask_are_spread_evenly():

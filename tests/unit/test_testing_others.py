@@ -270,7 +270,106 @@ def _crashes(reader):
     return reader._replace(chunks=chunks)
 
 
+def changed(**columns):
+    """Let a reader give other columns, worked out of the whole of what it read."""
+
+    def bad(reader):
+        def chunks(path, options):
+            for trace in reader.chunks(path, options):
+                yield replace(trace, **{
+                    name: change(getattr(trace, name)) for name, change in columns.items()
+                })  # fmt: skip
+
+        return reader._replace(chunks=chunks)
+
+    return bad
+
+
+def only_where(wrong):
+    """Let a reader give longer answers where a law asks for them so."""
+
+    def bad(reader):
+        calls = []
+
+        def chunks(path, options):
+            calls.append(path)
+            for trace in reader.chunks(path, options):
+                is_wrong = wrong(len(calls), path, options.chunk_rows)
+                yield replace(trace, output_tokens=trace.output_tokens + is_wrong)
+
+        return reader._replace(chunks=chunks)
+
+    return bad
+
+
+def _drops_the_last(reader):
+    def chunks(path, options):
+        for trace in reader.chunks(path, options):
+            yield trace.head(len(trace) - 1)
+
+    return reader._replace(chunks=chunks)
+
+
+def _knows_nothing(reader):
+    return reader._replace(sniff=lambda peek: False)
+
+
+def _swallows(reader):
+    def chunks(path, options):
+        try:
+            yield from reader.chunks(path, options)
+        except TraceError:
+            yield from ()
+
+    return reader._replace(chunks=chunks)
+
+
+def _hides_the_file(reader):
+    def chunks(path, options):
+        try:
+            yield from reader.chunks(path, options)
+        except TraceError:
+            raise TraceError("something is wrong") from None
+
+    return reader._replace(chunks=chunks)
+
+
 BAD_READERS = [
+    (_knows_nothing, "knows_its_format", "sample.csv is not recognised"),
+    (
+        changed(prompt_tokens=lambda tokens: tokens * [1, 1, 1, 0]),
+        "gives_valid_requests",
+        "a prompt of no token|prompt_tokens must be >= 1",
+    ),
+    (
+        changed(output_tokens=lambda tokens: tokens * [0, 1, 1, 1]),
+        "gives_valid_requests",
+        "an answer of no token|output_tokens must be >= 1",
+    ),
+    (
+        changed(arrival_ns=lambda times: times[::-1]),
+        "gives_valid_requests",
+        "arrivals go back in time|is earlier than the row before",
+    ),
+    (
+        changed(arrival_ns=lambda times: times - times[-1]),
+        "gives_valid_requests",
+        "the first request comes before time 0|arrival_ns must be >= 0",
+    ),
+    (_drops_the_last, "gives_valid_requests", "the report says 4 requests are left, there are 3"),
+    (
+        only_where(lambda n, path, rows: rows == 1),
+        "reads_in_chunks_what_it_reads_whole",
+        "in chunks of 1 gives another output_tokens",
+    ),
+    (
+        only_where(lambda n, path, rows: path.suffix == ".gz"),
+        "reads_in_chunks_what_it_reads_whole",
+        "sample.csv.gz in chunks of 65536",
+    ),
+    (only_where(lambda n, path, rows: n == 2), "leaves_the_file_alone", "a second reading gives"),
+    (_swallows, "names_file_and_row_of_a_mistake", "is read without an error|ValueError|empty"),
+    (_hides_the_file, "names_file_and_row_of_a_mistake", "names no file: something is wrong"),
     (_believes_all, "knows_its_format", "is taken for its own"),
     (_loses_the_last_of_a_chunk, "reads_in_chunks_what_it_reads_whole", "in chunks of 2"),
     (_miscounts, "gives_valid_requests", "the report says format 'azure'"),
