@@ -8,7 +8,10 @@ from schedlab.policies import registry
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.core.track import SpeculatingState, look_ahead, new_state
+from schedlab.sim.request import Status
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
@@ -125,3 +128,93 @@ def test_request_denied_for_what_it_might_need_is_asked_again_after_a_step():
         num_speculative_tokens=1, async_scheduling=True, swap_space_blocks=30, kv_block_bytes=100,
     )  # fmt: skip
     require_laws("srtf", (work, config, [0.0], None))
+
+
+def drafting(entry_ns, rate=1.0):
+    """Have a request that drafts two tokens for each, behind its prompt of ten, in a batch."""
+    config = EngineConfig(
+        num_blocks=99, max_model_len=200, block_size=4, num_speculative_tokens=2,
+        async_scheduling=True,
+    )  # fmt: skip
+    state = new_state(laws.arrival(0, prompt=10, output=40).request, config)
+    state.status, state._computed, state._generated = Status.RUNNING, 10, 1
+    state._entry_ns = entry_ns
+    outcome = DrawnAcceptance([rate, rate]).outcome(state.request, 40)
+    state.track = look_ahead(config, state, outcome, 40)
+    batch = SpeculativeBatch(config)
+    batch.join(state)
+    return state, batch
+
+
+NOW_NS = 900
+
+
+@pytest.mark.parametrize(
+    ("entry_ns", "steps", "leaves", "known", "granted"),
+    [
+        (-1, 0, False, 0, 1),  # nothing of it is under way: all is known, the next token as well
+        (300, 0, False, 0, 1),
+        (NOW_NS, 0, False, 0, 0),  # the step under way computes the end of its prompt
+        (NOW_NS, 0, True, 0, 0),
+        # Two drafts were accepted, which have no name yet; one more is not known where the step
+        # was planned while one before it ran.
+        (-1, 1, False, -2, -2),
+        (300, 1, False, -3, -2),
+        (-1, 2, False, -3, -2),
+        (-1, 1, True, -2, -2),
+        (300, 1, True, -3, -2),
+        (-1, 2, True, -3, -2),
+        (300, 0, True, 0, 0),  # left before its first step, while its prompt ends
+        (0, 0, True, 0, 0),  # which may be at the very beginning
+        (-1, 0, True, 0, 1),
+    ],
+)
+def test_tokens_known_ahead_are_those_before_what_is_under_way(
+    entry_ns, steps, leaves, known, granted
+):
+    state, batch = drafting(entry_ns)
+    if steps:
+        batch.advance(steps)
+    if leaves:
+        batch.leave(state)
+    assert state.num_output_tokens == 1 + 3 * steps
+    assert state.num_computed_tokens == 10 + 3 * steps
+    assert state.known_ahead(False, NOW_NS) == known
+    assert state.known_ahead(True, NOW_NS) == granted
+    if leaves and entry_ns != NOW_NS:
+        state.resolve()  # it sat a step out
+        assert [state.known_ahead(is_granted, NOW_NS) for is_granted in (False, True)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("steps_before", "steps_after", "known"), [(1, 0, -2), (2, 0, -3), (1, 1, -3), (2, 1, -3)]
+)
+def test_tokens_known_ahead_of_who_joins_again_at_once_are_those_of_its_last_step(
+    steps_before, steps_after, known
+):
+    state, batch = drafting(-1)
+    batch.advance(steps_before)
+    batch.leave(state)
+    batch.join(state)
+    if steps_after:
+        batch.advance(steps_after)
+    assert state.known_ahead(False, NOW_NS) == known
+    assert state.known_ahead(True, NOW_NS) == -2
+    batch.leave(state)
+    state.lost_memory()
+    assert (state.spare_tokens, state.track) == (0, None)
+
+
+@pytest.mark.parametrize(("rate", "fresh"), [(1.0, 2), (0.0, 0)])
+def test_drafts_that_were_accepted_last_are_fresh_until_they_are_resolved(rate, fresh):
+    state, batch = drafting(-1, rate)
+    assert state.fresh_tokens == 0
+    batch.advance(1)
+    assert state.fresh_tokens == fresh
+    batch.leave(state)
+    assert state.fresh_tokens == fresh
+    state.resolve()
+    assert (state.fresh_tokens, state.unresolved_tokens) == (0, 0)
+    named = SpeculatingState(state.request, 2, names_accepted=True)
+    named._fresh = 2
+    assert named.fresh_tokens == 0

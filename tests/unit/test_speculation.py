@@ -549,6 +549,24 @@ def test_accepted_drafts_are_found_again_behind_a_preemption_only_where_they_wer
     assert again == computed + 1 - named
 
 
+@pytest.mark.parametrize("grants_first", [False, True])
+@pytest.mark.parametrize("at_plan", [1, 2, 3])
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_engine_that_plans_ahead_finds_again_what_it_knew_when_it_preempted(
+    rate, at_plan, grants_first
+):
+    config = EngineConfig(
+        num_blocks=100, max_model_len=60, block_size=1, num_speculative_tokens=2,
+        enable_prefix_caching=True, async_scheduling=True,
+    )  # fmt: skip
+    policy = PreemptsOnce(at_plan, grants_first)
+    hand_run(config, [laws.arrival(0, 0, 4, 30)], policy=policy, rates=(rate,))
+    # The token to compute is unknown, and so are drafts accepted with it; where the next step was
+    # not planned yet, the last of those before it as well. Of a prompt all is known.
+    again = 1 + (2 if rate else 0) + (not grants_first) if at_plan > 1 else 1
+    assert policy.granted[at_plan + 1] == again
+
+
 def test_short_budget_cuts_drafts_and_not_requests():
     config = EngineConfig(
         num_blocks=100, max_model_len=40, max_num_batched_tokens=40, num_speculative_tokens=15,
