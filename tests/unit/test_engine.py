@@ -185,6 +185,34 @@ def test_policy_may_wait_as_often_as_it_may_before_every_step(monkeypatch):
         run_plan(plan, [arrival(0, prompt=5, output=7)])
 
 
+@pytest.mark.parametrize(
+    ("wakes", "starts_ns"),
+    [
+        (lambda ns: ns, [5_000, 9_000]),
+        (lambda ns: ns + 40, [5_040, 9_040]),  # it slept too long
+        (lambda ns: ns - 40, [5_000, 9_000]),  # nobody wakes before
+    ],
+)
+def test_engine_that_sleeps_goes_on_when_it_wakes_and_no_sooner(wakes, starts_ns):
+    asked = []
+
+    def sleep_until(instant_ns):
+        asked.append(instant_ns)
+        return wakes(instant_ns)
+
+    work = [arrival(0, 5_000, prompt=5), arrival(1, 9_000, prompt=5)]
+    log = laws.run(Fcfs(), work, CONFIG, sleep_until=sleep_until)
+    assert asked == [5_000, 9_000]
+    assert log.steps()["start_ns"].tolist() == starts_ns
+    assert log.requests()["arrival_ns"].tolist() == [5_000, 9_000]
+
+
+def test_engine_that_sleeps_too_long_finds_who_came_meanwhile():
+    work = [arrival(0, 5_000, prompt=5), arrival(1, 5_030, prompt=6), arrival(2, 5_041, prompt=7)]
+    log = laws.run(Fcfs(), work, CONFIG, sleep_until=lambda ns: ns + 40)
+    assert log.steps()["prefill_tokens"].tolist() == [5 + 6, 7]
+
+
 class Liar(ContinuousBatching):
     """Promises for ever, yet changes its mind at a certain time."""
 

@@ -84,6 +84,20 @@ def test_contiguous_cache_with_scattered_holes_refuses_what_would_fit_in_all():
     assert kv.allocate(wide, 40)
 
 
+def test_contiguous_cache_marks_how_much_is_free_and_takes_nothing_back_by_it():
+    kv = ContiguousKVCache(10, 4, "exact", 40, lambda request: 4)
+    one = state(0, prompt=9)
+    assert kv.mark().free_blocks == 10
+    kv.begin()
+    assert kv.allocate(one, 9)  # four blocks, for prompt and answer
+    mark = kv.mark()
+    assert mark.free_blocks == kv.free_blocks == 6
+    kv.restore(mark)
+    assert kv.free_blocks == 6
+    kv.rollback()
+    assert kv.free_blocks == kv.mark().free_blocks == 10
+
+
 def test_contiguous_cache_takes_the_first_hole_that_is_large_enough():
     kv = contiguous("exact", num_blocks=55 + 35 + 35)
     large, kept, small = (state(i, prompt=n) for i, n in enumerate((30, 10, 10)))

@@ -8,7 +8,7 @@ import pytest
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
 from schedlab.sim.hardware.model_shape import ModelShape
-from schedlab.sim.hardware.models import model, model_names
+from schedlab.sim.hardware.models import _ALIASES, _OTHER_WEIGHTS, model, model_names, repository
 from tests.data_folder import data_folder
 
 # Parameter counts as Hugging Face shows them for the safetensors files. Models with biases
@@ -324,3 +324,32 @@ def test_model_is_named_by_its_config_or_the_file_or_its_folder(
     whole = {"model_type": "mistral3", "text_config": text} if is_around_text else text
     (folder / file).write_text(json.dumps({**whole, **given}))
     assert model(str(folder / file)).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("llama-3.1-70b", "meta-llama/Llama-3.1-70B"),
+        ("Meta-Llama-3.1-70B", "meta-llama/Llama-3.1-70B"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),  # of the shape of another
+        ("deepseek-r1-distill-llama-8b", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
+        ("someone/Llama-3.1-70B-Instruct", "someone/Llama-3.1-70B-Instruct"),
+        ("a/b/llama-3.1-70b", ""),  # two slashes are a path
+        ("someone/llama-9", ""),
+        ("llama-9", ""),
+    ],
+)
+def test_repository_of_a_model_is_that_of_its_weights(name, found):
+    assert repository(name) == found
+
+
+def test_repository_of_another_name_of_a_model_is_the_models():
+    for alias in _ALIASES.keys() - _OTHER_WEIGHTS.keys():
+        name = _ALIASES[alias]
+        assert repository(alias) == repository(name) == model(name).repository, alias
+
+
+def test_repository_of_a_folder_is_none_though_it_is_called_like_one(tmp_path, monkeypatch):
+    (tmp_path / "someone" / "llama-3.1-70b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert repository("someone/llama-3.1-70b") == ""

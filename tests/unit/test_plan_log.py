@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
@@ -145,3 +147,53 @@ def test_difference_is_told_in_a_line_with_times_in_seconds_and_who_came_in_betw
         "step 7: request 1 gets 4 against 2 tokens (the step starts at 1.5000 s against 2.0000 s)"
     )
     assert Difference(3, None, one).explain() == "step 3: one run has ended"
+
+
+def step(tokens, preempted=(), start_ns=0, duration_ns=10, overhead_ns=0, decodes=1):
+    shape = BatchShape(decodes, 5 * decodes, 5)
+    return RecordedStep(start_ns, tokens, preempted, shape, duration_ns, overhead_ns)
+
+
+ONE, OTHER, EVICTING = step({1: 4}), step({1: 5}), step({1: 4}, (7,))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ([], [], None),
+        ([ONE], [step({1: 4}, start_ns=9, duration_ns=3, decodes=2)], None),
+        ([ONE, OTHER], [ONE, ONE], (1, OTHER, ONE)),
+        ([ONE], [EVICTING], (0, ONE, EVICTING)),
+        ([ONE, OTHER], [ONE], (1, OTHER, None)),
+        ([ONE], [ONE, OTHER], (1, None, OTHER)),
+        ([], [ONE], (0, None, ONE)),
+    ],
+)
+def test_first_difference_is_of_decisions_and_of_how_many_there_are(first, second, found):
+    assert first_difference(first, second) == found
+    if found is not None and None in found:
+        assert first_difference(first, second).explain() == f"step {found[0]}: one run has ended"
+
+
+def test_difference_is_explained_by_who_gets_what_and_who_came_in_between():
+    one = step({1: 4, 2: 5, 3: 6, 4: 1}, (8,), start_ns=2_000_000)
+    other = step({1: 9, 3: 7, 4: 2, 5: 3}, (), start_ns=1_000_000)
+    assert Difference(6, one, other).explain() == (
+        "step 6: request 1 gets 4 against 9 tokens; request 2 gets 5 against 0 tokens; request 3 "
+        "gets 6 against 7 tokens; and 2 more; preempted (8,) against () (the step starts at "
+        "0.0020 s against 0.0010 s)"
+    )
+    few = Difference(6, one, step({1: 4, 2: 5, 3: 6, 4: 1, 5: 3}, (8,), start_ns=1_000_000))
+    starts = "(the step starts at 0.0020 s against 0.0010 s"
+    for came_ns, why in ((1_000_000, ""), (1_000_001, "; request 5 came in between"),
+                         (2_000_000, "; request 5 came in between"), (2_000_001, "")):  # fmt: skip
+        told = few.explain({5: came_ns, 1: 1_500_000})
+        assert told == f"step 6: request 5 gets 0 against 3 tokens {starts}{why})"
+
+
+def test_recorded_steps_are_priced_one_by_one_beside_what_they_took():
+    steps = [step({}, duration_ns=50, overhead_ns=8, decodes=n) for n in (1, 2, 3)]
+    predicted, measured = teacher_forced(steps, laws.LinearCost(100, 10, 1))
+    assert predicted.tolist() == [100 + 10 * n + 5 * n for n in (1, 2, 3)]
+    assert measured.tolist() == [42] * 3
+    assert predicted.dtype == measured.dtype == "int64"
