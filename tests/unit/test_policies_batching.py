@@ -418,3 +418,29 @@ def test_magnus_runs_the_batch_of_the_lowest_number_of_those_equally_due(started
     policy._response_ratio = lambda waiting: 2.0
     policy._admit = lambda waiting, builder: [state.id for state in waiting]
     assert policy._form(SimpleNamespace(now_ns=0), None) == [3]
+
+
+@pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
+@pytest.mark.parametrize(
+    ("members", "ratios", "runs"),
+    [
+        (((5, 6), (3, 9)), (2.0, 2.0), [3, 9]),  # of who came first
+        (((3, 9), (5, 6)), (2.0, 2.0), [3, 9]),
+        (((3, 9), (5, 6)), (1.9, 2.0), [5, 6]),
+        (((4, 5, 6), (7,)), (3.0, 2.0), [4, 5, 6]),
+    ],
+)
+def test_magnus_runs_the_batch_with_the_highest_ratio_and_of_equals_the_first(
+    members, ratios, runs
+):
+    policy = registry.make("magnus")
+    ratio_of = {}
+    for numbers, ratio in zip(members, ratios, strict=True):
+        states = [RequestState(arrival(number, number, prompt=4).request) for number in numbers]
+        batch = QueuedBatch(states[0])
+        batch.members, batch.size = {state.id: state for state in reversed(states)}, len(states)
+        policy._started.append(batch)
+        ratio_of[numbers] = ratio
+    policy._response_ratio = lambda waiting: ratio_of[tuple(state.id for state in waiting)]
+    policy._admit = lambda waiting, builder: [state.id for state in waiting]
+    assert policy._form(SimpleNamespace(now_ns=0), None) == runs

@@ -246,7 +246,7 @@ def test_continuum_keeps_for_the_time_of_the_past_that_gains_most(
 
 
 def with_tiers(*tiers):
-    swap_space_blocks = sum(tier.num_blocks for tier in tiers)
+    swap_space_blocks = tiers[0].num_blocks if tiers else 0
     return replace(CACHED, kv_tiers=tiers, kv_block_bytes=8, swap_space_blocks=swap_space_blocks)
 
 
@@ -259,6 +259,9 @@ def with_tiers(*tiers):
         ((KVTier("cpu", 50, 1e9, 1e9, 7, 9),), 48 + 7),
         # Or not.
         ((KVTier("cpu", 50, 1e8, 1e9, 7, 9),), int(100 * (25 + 34) / 25)),
+        # From the nearest tier, whatever lies below.
+        ((KVTier("cpu", 50, 1e9, 1e9, 7, 9), KVTier("disk", 50, 1e8, 1e9, 70, 9)), 48 + 7),
+        ((KVTier("cpu", 50, 1e9, 1e9, 9, 9), KVTier("disk", 50, 1e12, 1e9, 0, 9)), 48 + 9),
     ],
 )
 def test_infercept_keeps_until_having_it_back_would_have_wasted_as_much(tiers, kept_ns):

@@ -222,6 +222,24 @@ def test_router_forgets_what_it_sent_to_an_engine_that_is_gone(name):
     assert router.route(long, engines(num_in_flight=(0, 1), num_waiting=(0, 1))) == 0
 
 
+@pytest.mark.parametrize("name", ["prefix_aware", "llm_d"])
+@pytest.mark.parametrize("precise", [False, True])
+def test_router_by_prefixes_says_that_it_asks_caches_only_where_it_is_precise(name, precise):
+    router = registry.make(name, precise=precise)
+    assert router.looks_at_caches is precise
+    asked = []
+
+    class Asked(Told):
+        def cached_tokens(self, request):
+            asked.append(self.index)
+            return 16 * self.index
+
+    blocks = request(prompt=64, prefix_hash_ids=(1, 2, 3, 4))
+    place = router.route(blocks, [Asked(index=i) for i in range(3)])
+    assert sorted(set(asked)) == ([0, 1, 2] if precise else [])
+    assert place == (2 if precise else 0)
+
+
 def test_precise_router_asks_the_caches():
     router = registry.make("prefix_aware", precise=True)
     assert router.route(request(), engines(cached=(0, 48))) == 1
