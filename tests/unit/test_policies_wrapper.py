@@ -174,3 +174,52 @@ def test_iterations_of_who_comes_between_steps_are_counted_alike_ahead_and_step_
     by_steps = laws.run(registry.make("boosted", **policy), work, laws.slow(config))
     assert laws.signature(ahead) == laws.signature(by_steps)
     assert ahead.requests()["finish_ns"].argsort().tolist() == [0, 1, 2]
+
+
+ARGUMENTS = {
+    "key": 2, "order": 1, "victim": 2, "hold": 2, "chunk": 2, "seating": 2, "on_start": 1,
+    "on_arrival": 2, "on_tokens": 3, "on_finish": 2, "on_reject": 2, "keeps_until": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_wrapper_hands_over_what_it_is_called_with_and_gives_back_what_it_gets(method):
+    class Plain(Wrapper):
+        """Changes nothing."""
+
+    given, answer = [], object()
+    policy = Plain("sjf")
+    setattr(policy._ordering, method, lambda *arguments: given.append(arguments) or answer)
+    arguments = tuple(object() for _ in range(ARGUMENTS[method]))
+    found = getattr(policy, method)(*arguments)
+    assert given == [arguments]
+    is_told = method.startswith("on_")
+    assert found is (None if is_told else answer)
+    if is_told:  # or the inner policy need not have it
+        setattr(policy._ordering, method, None)
+        getattr(policy, method)(*arguments)
+    assert len(given) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "inner", "promised"),
+    [
+        ((9, 90), (5, 50), (5, 50)), ((9, 90), (12, 50), (9, 50)), ((9, 90), (5, 95), (5, 90)),
+        ((FOREVER, FOREVER), (3, 4), (3, 4)),
+    ],
+)  # fmt: skip
+def test_wrapper_promises_the_least_of_both(own, inner, promised, monkeypatch):
+    asked = []
+
+    def promise(self, view, hooks_matter=True):
+        asked.append((self, view, hooks_matter))
+        return own if isinstance(self, Wrapper) else inner
+
+    monkeypatch.setattr(ContinuousBatching, "promise", promise)
+
+    class Plain(Wrapper):
+        """Changes nothing."""
+
+    policy, view = Plain("sjf"), object()
+    assert policy.promise(view, False) == promised
+    assert asked == [(policy, view, False), (policy._ordering, view, False)]

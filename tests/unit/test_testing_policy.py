@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,10 +16,39 @@ from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.errors import PolicyLied
 from schedlab.sim.request import RequestState
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
+from schedlab.testing import policy as policy_laws
 from schedlab.testing.policy import KeyWatch, _Guard
 from tests.laws import arrival
 
 HERE = __name__
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered", "fault"),
+    [
+        # One goes out when the next comes; the rejected one is there no time at all.
+        ([0, 0, 0, 10, 5], [10, 20, 30, 40, -1], None),
+        ([0, 0, 0, 9, 5], [10, 20, 30, 40, -1], "4 requests of 3 clients at 9 ns"),
+        ([0, 0, 0, 10, 10], [10, 20, 30, 40, 50], "4 requests of 3 clients at 10 ns"),
+        ([0, 0, 0, 10], [10, 20, 30, 40], "not every request was sent"),
+    ],
+)
+def test_closed_loop_law_counts_who_is_there(sent, answered, fault, monkeypatch):
+    columns = {"id": sent, "arrival_ns": np.array(sent), "finish_ns": np.array(answered)}
+    asked = []
+
+    def run(policy, case, **options):
+        asked.append(options)
+        return SimpleNamespace(requests=lambda: columns)
+
+    monkeypatch.setattr(policy_laws, "_run", run)
+    case = SimpleNamespace(workload=range(5))
+    if fault is None:
+        policy_laws.serves_a_closed_loop(object, case)
+    else:
+        with pytest.raises(AssertionError, match=fault):
+            policy_laws.serves_a_closed_loop(object, case)
+    assert asked == [{"max_concurrency": 3}]
 
 
 class Lying(ContinuousBatching):
