@@ -555,6 +555,83 @@ def test_aiconfigurator_grid_reproduces_the_steps_it_was_asked_for():
     assert ms(5, 700, ((300, 2000),)) == pytest.approx(10 + 300 + 2 + 5 + 3.5)
 
 
+class UnevenSteps:
+    """Prices of steps in which every argument counts otherwise, in milliseconds."""
+
+    def predict_prefill_latency(self, bs, isl, prefix=0):
+        assert bs == 1
+        return 7 + 3 * isl + prefix / 8
+
+    def predict_decode_latency(self, bs, isl, osl=2):
+        assert osl == 2
+        return 1_000 + 5 * bs + isl / 4
+
+    def mixed_step_breakdown(self, ctx_tokens, gen_tokens, isl, osl):
+        assert osl == 2
+        decode = 2 * gen_tokens + isl / 16
+        return -1.0, 9 * ctx_tokens + 11 * gen_tokens + isl / 64, -2.0, decode
+
+
+def alone(n, c):
+    return 2 * n + c / 16
+
+
+@pytest.mark.parametrize(
+    ("narrow", "cold", "attention"),
+    [
+        (None, None, alone),
+        (NarrowAttention(UnevenSteps(), 4), None, lambda n, c: alone(4 * n, c)),
+        # In a cache of 1,000 contexts of one request: as if the time rose evenly up to 1,200.
+        (None, ColdCache(10, 10_000), lambda n, c: alone(n, c)),
+    ],
+    ids=["as told", "narrow", "cold"],
+)
+def test_aiconfigurator_grid_has_each_step_of_each_kind_as_it_was_told(narrow, cold, attention):
+    columns = step_grid(UnevenSteps(), narrow, cold).attention
+    rows = zip(
+        *(columns[key] for key in ("prefill_chunk", "kv_prefill", "num_decodes", "kv_decode")),
+        columns["us"], strict=True,
+    )  # fmt: skip
+    found = {tuple(row[:4]): row[4] / 1e3 for row in rows}
+    assert len(found) == 9 * 9 + 10 * 6 * (1 + 9 * 9)
+    for n, c in ((1, 16), (4, 512), (256, 32768), (16, 2048)):
+        decode = 1_000 + 5 * n + c / 4 - alone(n, c) + attention(n, c)
+        assert found[0, 0, n, c] == pytest.approx(decode)
+        for chunk, prefix in ((16, 0), (512, 64), (8192, 16384)):
+            prefill = 7 + 3 * (chunk + prefix) + prefix / 8
+            assert found[chunk, prefix, 0, 0] == pytest.approx(prefill)
+            both = prefill + 11 * n + attention(n, c)
+            assert found[chunk, prefix, n, c] == pytest.approx(both)
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "context", "ms"),
+    [
+        # One request is out of the cache from 1,200 tokens on: 10 to 1,200 bytes beyond 16 tokens.
+        (1, 16, 50.0),
+        (1, 608, 50.0 + (3_000 - 50) * (608 - 16) / (1_200 - 16)),
+        (1, 1_199, 50.0 + (3_000 - 50) * (1_199 - 16) / (1_200 - 16)),
+        (1, 1_200, 3_000.0),
+        (1, 5_000, 3_000.0),
+        (5, 240, 3_000.0),  # five are from 240 on
+        (5, 128, 50.0 + (3_000 - 50) * (128 - 16) / (240 - 16)),
+        (7, 16, 50.0),
+    ],
+)
+def test_aiconfigurator_attention_in_the_cache_takes_what_its_bytes_need(num_requests, context, ms):
+    def timed(n, c):  # hardly longer with the context while it fits the cache
+        return 3_000.0 if n * c >= 1_200 else 50.0
+
+    cold = ColdCache(bytes_per_token=10, l2_bytes=10_000)
+    assert cold.context(num_requests) == 1.2 * 10_000 / (10 * num_requests)
+    assert aiconfigurator._cold_ms(timed, cold, num_requests, context) == pytest.approx(ms)
+    slower = aiconfigurator._cold_ms(lambda n, c: 9_000.0 - c, cold, num_requests, context)
+    assert slower >= 9_000.0 - context, "never less than what was timed"
+    assert aiconfigurator._cold_ms(timed, None, num_requests, context) == timed(
+        num_requests, context
+    )
+
+
 def test_aiconfigurator_of_an_unknown_gpu_is_refused():
     with pytest.raises(SpecError, match="aiconfigurator has no 'h20'; did you mean h200"):
         import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h20")

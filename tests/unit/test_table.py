@@ -52,6 +52,13 @@ def model(**changes):
     return TableCostModel(replace(PROFILE, **changes), META)
 
 
+def test_table_of_a_profile_with_overhead_tells_it():
+    stated = {"scheduling_overhead": {"base_s": 2e-6, "per_running_s": 3e-6}}
+    found = TableCostModel(model().profile, stated).scheduling_overhead
+    assert (found.base_s, found.per_running_s, found.per_waiting_s) == (2e-6, 3e-6, 0.0)
+    assert TableCostModel(model().profile, {}).scheduling_overhead is None
+
+
 @pytest.mark.parametrize(
     ("chunks", "n", "context"),
     [
