@@ -49,6 +49,7 @@ def simulate(
     latency_s=50e-9,
     num_layers=1,
     bytes_per_s=1e12,
+    start_ups_ns=None,
     **limits,
 ):  # fmt: skip
     config = replace(CONFIG, **limits)
@@ -66,7 +67,7 @@ def simulate(
         interconnect=Interconnect(
             Link(bytes_per_s, latency_s, "a test"), 1000, [1] * size, num_layers
         ),
-        changes=Changes(Supply(new_engine, roles, [start_up_ns] * size), failures),
+        changes=Changes(Supply(new_engine, roles, start_ups_ns or [start_up_ns] * size), failures),
     )
 
 
@@ -156,6 +157,17 @@ def test_request_that_is_sent_again_keeps_its_past_and_no_memory():
 def test_step_that_ends_when_the_engine_dies_counts():
     log = simulate([arrival(0, 0, 20, 4)], Failures([Outage(0, 2_210)]))
     assert log.token_times(0).tolist()[:3] == [1200, 2210, 2210 + 1000 + 22 * 10]
+
+
+@pytest.mark.parametrize("start_ups_ns", [[1_000, 7_000], [7_000, 1_000]])
+def test_engines_that_start_again_take_the_time_of_their_own_pool(start_ups_ns):
+    log = simulate(
+        [arrival(i, ns, 20, 2) for i, ns in enumerate([0, 100, 20_000, 20_100])],
+        Failures([Outage(0, 500, 6_000), Outage(1, 800, 6_000)]),
+        start_ups_ns=start_ups_ns,
+    )
+    for place, died_ns, start_up_ns in zip(log.places, (500, 800), start_ups_ns, strict=True):
+        assert place.served == (Span(0, died_ns), Span(died_ns + 6_000 + start_up_ns, -1))
 
 
 def test_request_waits_for_an_engine_that_starts_again():

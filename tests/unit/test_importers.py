@@ -135,7 +135,8 @@ def test_newer_attention_table_is_read_by_the_key_length_of_prefills(tmp_path):
 def test_attention_table_is_of_plain_attention_and_of_decodes_of_a_token(tmp_path):
     header = ["layer", "prefill_tokens", "prefill_key", "n_decode", "kv_decode", "decode_q_len"]
     rows = [
-        ("attention", 1, 1.5, 2, 3, 0, 10.5), ("mla", 4, 2.5, 5, 6, 1, 20.5),
+        ("attention", 1, 1.5, 2, 3, 0, 10.5), ("mla_attention", 4, 2.5, 5, 6, 1, 20.5),
+        ("attn", 4, 2.5, 5, 6, 1, 20.5),
         ("attention", 7, 3.5, 8, 9, 1, 30.5), ("attention", 10, 4.5, 11, 12, 2, 40.5),
     ]  # fmt: skip
     write_csv(tmp_path / "attention.csv", [*header, "time_us"], rows)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -353,3 +354,31 @@ def test_repository_of_a_folder_is_none_though_it_is_called_like_one(tmp_path, m
     (tmp_path / "someone" / "llama-3.1-70b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert repository("someone/llama-3.1-70b") == ""
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "name"),
+    [("a/inner", "b/outer", "inner"), (None, "b/outer", "outer"), (None, None, "folder")],
+)
+def test_model_around_text_is_named_as_its_text_is_or_else_as_the_whole(
+    tmp_path, inside, outside, name
+):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    text = json.loads(Path(write(folder / "config.json", model_type="llama")).read_text())
+    text.pop("_name_or_path", None)
+    whole = {"model_type": "mistral3", "text_config": text}
+    if inside:
+        text["_name_or_path"] = inside
+    if outside:
+        whole["_name_or_path"] = outside
+    (folder / "config.json").write_text(json.dumps(whole))
+    assert model(str(folder / "config.json")).name == name
+
+
+@pytest.mark.parametrize("section", [None, [], "text", 7])
+def test_model_around_text_without_an_object_of_its_own_is_refused(tmp_path, section):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mistral3", "text_config": section}))
+    with pytest.raises(SpecError, match=r"config\.json: text_config must be an object, got"):
+        model(str(path))

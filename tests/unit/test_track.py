@@ -20,6 +20,24 @@ def drawn(draw, most):
     return lots
 
 
+@pytest.mark.parametrize(("plans_ahead", "lasts"), [(False, 4), (True, 8)])
+def test_track_holds_slots_of_rejected_drafts_until_answers_have_passed_them(plans_ahead, lasts):
+    # Four drafts, all rejected, twice: planned ahead the second lot lies behind the first.
+    config = EngineConfig(
+        num_blocks=99, max_model_len=99, block_size=1, num_speculative_tokens=4,
+        async_scheduling=plans_ahead,
+    )  # fmt: skip
+    track = Track(config, 10, 0)
+    track.extend(b"\1\1", b"\4\4")
+    track.extend(bytes([1] * 14), bytes(14))
+    most = 11 + 1 + 4 + (4 if plans_ahead else 0)
+    # Each token behind them needs a slot of its own from then on, and one planned ahead none more.
+    assert track.held(2) == most
+    found = [track.held(i) - (10 + i) for i in range(2, 16)]
+    assert found == [max(most - 10 - i, 0) for i in range(2, 16)]
+    assert found.index(0) == lasts
+
+
 @pytest.mark.parametrize("plans_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_track_holds_opens_and_counts_what_each_verification_does(seed, plans_ahead):
