@@ -259,6 +259,25 @@ def test_a_segment_tells_stages_and_times_of_who_is_held_back_and_who_runs():
     assert ran_ns == {states[0]: 70, states[1]: 30, states[2]: 70}
 
 
+@pytest.mark.parametrize("first", [[0, 2], [1, 3], [3], [0, 1, 2]])
+def test_a_segment_has_those_at_a_stage_in_order_of_admission_whoever_came_first(first):
+    states = [RequestState(arrival(i).request) for i in range(4)]
+    for state in states:
+        state._seat = state.id
+    segment = Segment(9)
+    segment.put([states[i] for i in first], 5)
+    segment.put([state for state in states if state.id not in first], 5)
+    assert segment.at_stage == {5: states}
+    assert (segment.num_inside, segment.most_at_stage) == (4, 4)
+    assert segment.beyond(2) == states[2:]
+    # Others took two steps: who comes now stands with those who are there.
+    segment.num_steps = 2
+    other = RequestState(arrival(9).request)
+    other._seat = -1
+    segment.put([other], 7)
+    assert segment.at_stage == {5: [other, *states]}
+
+
 def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():
     work = [arrival(0, 0, prompt=2, output=1), arrival(1, 3_000, prompt=2, output=1)]
     _, log = batches("nested_wait", work, limits(), max_wait_s=9e-6, **NESTED)

@@ -265,3 +265,13 @@ def test_log_whose_token_times_are_forged_is_refused(change, law, log):
 
     with pytest.raises(AssertionError, match=law):
         laws.check(OtherTokens(log, token_times=token_times), WORK, LIMITS)
+
+
+def test_run_that_idles_beside_requests_is_lawful_only_where_it_may_wait():
+    work = [laws.arrival(0, 0, 5, 2), laws.arrival(1, 3_000, 5, 2)]
+    found = laws.run(registry.make("dynamic", max_queue_delay_s=1e-6), work, LIMITS)
+    laws.check(found, work, LIMITS, may_wait=True)
+    with pytest.raises(AssertionError, match="idle from 3065 to 4000 with 1 requests"):
+        laws.check(found, work, LIMITS)
+    busy = laws.run(registry.make("fcfs"), work, LIMITS)
+    laws.check(busy, work, LIMITS)
