@@ -168,6 +168,75 @@ def test_admitting_twice_is_refused():
     refused(twice, "cannot be admitted: it is not waiting")
 
 
+def later_refused(action, match, workload=None):
+    """Let two prompts be computed, and a policy then do something to the first; see it refused."""
+
+    def plan(view, builder):
+        if view.waiting and not view.running:
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+        action(builder, next(iter(view.running)), view)
+        return builder.build()
+
+    work = workload or [arrival(i, prompt=5, output=9) for i in range(2)]
+    work.append(arrival(9, 1_060, prompt=5, output=9))  # waits when the second plan is made
+    with pytest.raises(InfeasiblePlan, match=rf"policy Once at t = 0\.000\d+ s: .*{match}"):
+        run_plan(plan, work)
+
+
+def preempts(builder, state, view):
+    builder.preempt(state)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "match"),
+    [
+        (None, lambda b, s, v: b.prefetch(s), "cannot be loaded: it does not wait"),
+        (None, lambda b, s, v: b.reject(s, "no"), "cannot be rejected: it is not waiting"),
+        (None, lambda b, s, v: b.admit(s), "cannot be admitted: it is not waiting"),
+        (None, lambda b, s, v: b.preempt(v.waiting.head), "cannot be preempted: it does not run"),
+        (preempts, preempts, "cannot be preempted: it does not run"),
+        (preempts, lambda b, s, v: b.grant(s), "cannot be scheduled: it neither runs nor waits"),
+        (preempts, lambda b, s, v: b.reject(s, "no"), "cannot be rejected: it is not waiting"),
+        (preempts, lambda b, s, v: b.prefetch(s), "cannot be loaded: it does not wait"),
+        (lambda b, s, v: b.grant(s), lambda b, s, v: b.grant(s), "granted tokens twice in one"),
+        (lambda b, s, v: b.grant_decodes(), lambda b, s, v: b.grant(s), "granted tokens twice in"),
+        (lambda b, s, v: b.grant_decodes(), preempts, "preempted after all decodes were granted"),
+        (lambda b, s, v: b.reject(v.waiting.head, "no"),
+         lambda b, s, v: b.prefetch(v.waiting.head), "was rejected in this step"),
+        (lambda b, s, v: b.grant(v.waiting.head), lambda b, s, v: b.prefetch(v.waiting.head),
+         "cannot be loaded: it does not wait"),
+        (lambda b, s, v: b.grant(v.waiting.head), lambda b, s, v: b.grant(v.waiting.head),
+         "granted tokens twice in one step"),
+    ],
+)  # fmt: skip
+def test_plan_that_does_what_cannot_be_to_a_request_is_refused(first, then, match):
+    def both(builder, state, view):
+        if first is not None:
+            first(builder, state, view)
+        then(builder, state, view)
+
+    later_refused(both, match)
+
+
+@pytest.mark.parametrize(
+    ("action", "answer"),
+    [
+        (lambda b, s, v: b.prefetch(v.waiting.head), False),  # nothing lies anywhere else
+        (lambda b, s, v: b.offload(s), False),  # there is no host memory
+        (lambda b, s, v: b.grant(v.waiting.head), 5),
+        (lambda b, s, v: b.grant(v.waiting.head, 3), 3),
+        (lambda b, s, v: b.grant(s), 1),
+    ],
+)
+def test_plan_is_answered_what_was_granted(action, answer):
+    def asks(builder, state, view):
+        raise InfeasiblePlan(f"the answer is {action(builder, state, view)}")
+
+    later_refused(asks, f"the answer is {answer}")
+
+
 def test_preempting_in_an_unknown_way_is_refused():
     def plan(view, builder):
         for state in list(builder.running()):
