@@ -337,6 +337,59 @@ def test_roofline_describes_itself_as_uncalibrated_and_names_what_it_ignores():
     assert "datasheet" in text["hardware_source"]
 
 
+TABLES = "no calibration: datasheet peaks times shares learnt from tables of kernels"
+SWAPPING = "swapping does not overlap with computation"
+EXPERTS = "experts are chosen uniformly and independently"
+STAGES = "stages send one activation vector a token, beside what they compute"
+WINDOW = (
+    "the sliding window of 77 tokens is ignored: contexts beyond it are priced as full attention"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "num_stages", "simplified"),
+    [
+        ("llama-3-8b", None, 1, [TABLES, SWAPPING]),
+        ("mixtral-8x7b", None, 1, [TABLES, SWAPPING, EXPERTS]),
+        ("llama-3-8b", 77, 1, [TABLES, SWAPPING, WINDOW]),
+        ("mixtral-8x7b", 77, 4, [TABLES, SWAPPING, EXPERTS, WINDOW, STAGES]),
+    ],
+)
+def test_roofline_says_all_that_it_simplifies_and_what_it_is_of(
+    name, window, num_stages, simplified
+):
+    shape = replace(model(name), sliding_window=window)
+    where = Deployment(
+        shape, gpu("h200"), tensor_parallel_size=2, dtype="bf16", weight_dtype="fp8",
+        data_parallel_size=3 if shape.num_experts else 1, pipeline_parallel_size=num_stages,
+    )  # fmt: skip
+    told = RooflineCostModel(where).describe()
+    assert told["simplifications"] == simplified
+    expected = {
+        "name": "roofline", "calibration": "UNCALIBRATED", "model": name,
+        "model_source": shape.source, "hardware": "h200", "hardware_source": gpu("h200").source,
+        "tensor_parallel_size": 2, "data_parallel_size": 3 if shape.num_experts else 1,
+        "dtype": "bf16",
+    }  # fmt: skip
+    assert {key: told[key] for key in expected} == expected
+    if num_stages == 1:
+        assert not {"pipeline_parallel_size", "layers_per_stage", "pipeline_link"} & {*told}
+    else:
+        assert told["pipeline_parallel_size"] == 4
+        assert told["layers_per_stage"] == [8] * 4
+        assert told["pipeline_link"]["bytes_per_s"] == gpu("h200").interconnect_bytes_per_s
+
+
+@pytest.mark.parametrize(("compute", "memory"), [(0.3, None), (None, 0.4), (0.3, 0.4)])
+def test_roofline_with_shares_of_its_own_takes_each_for_what_it_is(compute, memory):
+    where = Deployment(model("llama-3-8b"), gpu("h200"))
+    found = RooflineCostModel(where, compute_efficiency=compute, memory_efficiency=memory).kernels
+    plain = RooflineCostModel(where).kernels
+    assert found.attention.flops_share == (compute or plain.attention.flops_share)
+    assert found.attention.bandwidth_share == (memory or plain.attention.bandwidth_share)
+    assert found.gemm["bf16"].flops_share == (compute or plain.gemm["bf16"].flops_share)
+
+
 def test_overhead_is_linear_and_rounded():
     overhead = SchedulingOverhead(base_s=1e-6, per_running_s=1.6e-9, per_waiting_s=2e-9)
     assert overhead.ns(num_running=1, num_waiting=10) == 1022  # 1000 + 1.6 + 20 = 1021.6
