@@ -218,3 +218,20 @@ def test_drafts_that_were_accepted_last_are_fresh_until_they_are_resolved(rate, 
     named = SpeculatingState(state.request, 2, names_accepted=True)
     named._fresh = 2
     assert named.fresh_tokens == 0
+
+
+@pytest.mark.parametrize("overruns", [False, True])
+@pytest.mark.parametrize("slots", [0, 3])
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_answers_that_end_at_the_longest_sequence_give_all_slots_of_drafts_back(
+    rate, slots, overruns
+):
+    for longest in (14, 15, 17):
+        for output_tokens in range(2, longest - 9):
+            config = replace(
+                CONFIG, max_model_len=longest, num_lookahead_tokens=slots, overrun_at_stop=overruns
+            )
+            # Nothing is lost or held twice, which is proved after every step.
+            work = [laws.arrival(i, 0, 10, output_tokens) for i in range(2)]
+            log = run(work, config, rates=(rate,) * 3)
+            assert log.requests()["generated_tokens"].tolist() == [output_tokens] * 2

@@ -16,6 +16,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.pipeline_executor import PipelineExecutor
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
@@ -188,6 +189,31 @@ def test_policy_that_waits_with_requests_in_flight_is_stalled_when_its_last_batc
         laws.run(Waits(), [arrival(0, 0, 3, 4)], limits, StagedCost(num_stages * (10,)))
     log = laws.run(Waits(50_000), [arrival(0, 0, 3, 1)], limits, StagedCost(num_stages * (10,)))
     assert log.requests()["status"].tolist() == [0]
+
+
+@pytest.mark.parametrize("slowness", [1.0, 2.0])
+def test_overhead_of_a_step_is_spent_where_its_batch_begins(slowness):
+    limits = EngineConfig(num_blocks=99, max_model_len=99, pipeline_parallel_size=3)
+    cost = StagedCost((10, 20, 5), link_ns=7, base_ns=1000, token_ns=0, context_ns=0)
+    overhead = SchedulingOverhead(base_s=300e-9, per_prefill_step_s=40e-9)
+    made = []
+
+    def executor(pricing):
+        made.append(PipelineExecutor(pricing))
+        made[0].slowness = slowness
+        return made[0]
+
+    log = laws.run(
+        registry.make("fcfs"), [arrival(0, 0, 3, 3)], limits, cost, overhead, make_executor=executor
+    )
+    steps = log.steps()
+    times = [int(slowness * ns) for ns in (1_300, 2_000, 500)]
+    more = int(slowness * 40)  # of the step with the prompt
+    assert steps["stage_0_ns"].tolist() == [times[0] + more, times[0], times[0]]
+    assert steps["stage_1_ns"].tolist() == [times[1]] * 3
+    assert steps["stage_2_ns"].tolist() == [times[2]] * 3
+    lengths = (steps["end_ns"] - steps["start_ns"]).tolist()
+    assert lengths == [sum(times) + 2 * 7 + more, sum(times) + 2 * 7, sum(times) + 2 * 7]
 
 
 def test_long_log_has_the_stages_as_a_short_one(monkeypatch):

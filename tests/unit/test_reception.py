@@ -144,3 +144,22 @@ def test_request_that_comes_back_goes_on_where_its_kv_was_held():
         "num_events": before["num_events"] + 1,
     }  # fmt: skip
     check_conservation(engine)
+
+
+@pytest.mark.parametrize("cached", [0, 8])
+def test_request_is_noted_as_resumed_only_where_it_was_evicted(cached):
+    engine = Engine(CONFIG, Hears(), SimExecutor(Pricing(LinearCost())))
+    requests, log = engine.requests, engine.log
+    first = RequestState(arrival(5, 0, 20, 6).request)
+    requests._note_scheduled(first, False, cached, 300)
+    assert (first.first_scheduled_ns, first.prefix_hit_tokens) == (300, cached)
+    log.add_eviction(5, 400)
+    requests._note_scheduled(first, True, cached + 4, 500)
+    assert (first.first_scheduled_ns, first.prefix_hit_tokens) == (300, cached)
+    log.add_eviction(5, 600)
+    # It lost its engine, and begins anew on this one: no eviction of this one ends.
+    requests._note_scheduled(first, False, cached, 700)
+    assert {name: column.tolist() for name, column in log.preemptions().items()} == {
+        "id": [5, 5], "evicted_ns": [400, 600], "resumed_ns": [500, -1],
+        "resumed_tokens": [20, 0],
+    }  # fmt: skip
