@@ -145,6 +145,17 @@ def test_own_metric_is_described_by_its_attributes_or_by_defaults():
     assert (plain.axis, plain.better, plain.scale) == ("requests served", "lower", 1.0)
 
 
+def test_metric_of_another_module_that_is_called_alike_is_refused_and_its_own_is_not():
+    def longest_wait(run):
+        """Return nothing."""
+        return 0.0
+
+    theirs = metric_named("longest_wait").of
+    with pytest.raises(ValueError, match=r"'longest_wait' is taken by .*fairness.longest_wait"):
+        register()(longest_wait)
+    assert metric_named("longest_wait").of is theirs
+
+
 def test_two_metrics_of_one_name_raise():
     with pytest.raises(ValueError, match=r"'longest_wait' is taken by .*fairness.longest_wait"):
         register("longest_wait")(lambda run: 0.0)

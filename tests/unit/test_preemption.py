@@ -2,10 +2,11 @@
 
 import pytest
 
-from schedlab.policies import Policy
+from schedlab.policies import ContinuousBatching, Policy
 from schedlab.policies.preemption import grant_or_preempt
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import PolicyError
+from schedlab.sim.request import Status
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -56,6 +57,33 @@ def test_decode_takes_memory_from_the_end_of_its_victims_until_it_fits(
     with pytest.raises(PolicyError) as error:
         laws.run(GrantsOne(number, victims, left), work, config)
     assert told in str(error.value)
+
+
+class TakesFromWhoHasEnded(ContinuousBatching):
+    """Takes the memory of one who has finished in the step under way, where there are several."""
+
+    def __init__(self):
+        self.taken = []
+
+    def plan(self, view, builder):
+        ended = [state for state in view.seated if state.status is Status.FINISHED]
+        if len(ended) > 1:
+            one = ended[len(self.taken) % 2]
+            builder.preempt(one)
+            self.taken.append(one.id)
+        return super().plan(view, builder)
+
+
+def test_memory_of_one_who_has_ended_is_taken_and_that_of_others_stays():
+    config = EngineConfig(
+        num_blocks=40, max_model_len=40, block_size=4, max_num_seqs=5, async_scheduling=True
+    )
+    work = [arrival(i, prompt=5, output=3 + i // 2) for i in range(5)]
+    policy = TakesFromWhoHasEnded()
+    log = laws.run(policy, work, config)  # all memory is accounted for after every step
+    assert len(policy.taken) == 2
+    assert log.requests()["generated_tokens"].tolist() == [3, 3, 4, 4, 5]
+    assert log.requests()["num_preemptions"].tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("max_decodes", [1, 2, 3])

@@ -241,6 +241,25 @@ def test_roofline_engines_that_share_experts_price_their_share_of_all_tokens_and
         assert ns(shared, own, gathered) == pytest.approx(expected, abs=1.5)
 
 
+@pytest.mark.parametrize("num_dense", [0, 1, 3])
+def test_roofline_shared_experts_of_all_engines_are_those_of_layers_that_have_any(num_dense):
+    shape = ModelShape(
+        name="moe", num_layers=4, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
+        intermediate_size=16, vocab_size=32, max_model_len=1024, source="test",
+        num_experts=4, experts_per_token=1, moe_intermediate_size=16, num_dense_layers=num_dense,
+    )  # fmt: skip
+    chip = replace(SLOW_COMPUTE, interconnect_bytes_per_s=1e9)
+    cost = RooflineCostModel(Deployment(shape, chip, data_parallel_size=2), IDEAL)
+
+    def ns(gathered):
+        step = BatchShape(0, 0, 0, ((6, 0),), gathered_tokens=gathered)
+        return cost.step_ns(step)[0]
+
+    # A token more of all engines: 768 flops, of which each computes half, and its exchange.
+    token = 768 / 2 + 2 * 16 / 2 / 0.75
+    assert ns(100) - ns(20) == pytest.approx((4 - num_dense) * 80 * token, abs=1.5)
+
+
 def test_roofline_tensor_parallelism_adds_all_reduces_and_splits_work():
     cost = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE, tensor_parallel_size=2), IDEAL)
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
