@@ -103,3 +103,42 @@ def test_specification_of_the_peer_has_its_memory_and_link():
     link = spec["cluster"]["link"]["gb_per_s"]
     assert link == pytest.approx(200 * 1024**3 / 8 / 8 / 1e9)
     assert (spec["workload"]["request_rate"], spec["workload"]["num_requests"]) == (3.5, 40)
+
+
+def test_specification_of_the_peer_is_its_cluster_and_says_all_of_it():
+    spec = splitwise.specification(Path("peer"), 3.5, 40)
+    link = spec["cluster"]["link"].pop("gb_per_s")
+    assert link > 0
+    assert spec == {
+        "name": "splitwise",
+        "model": "llama-2-70b",
+        "hardware": "h100-80gb",
+        "cost_model": {
+            "name": "schedlab.experiments.bench.splitwise:PeerProfile",
+            "table": str(Path("peer").resolve() / "data" / "perf_model.csv"),
+        },
+        "engine": {
+            "tensor_parallel_size": 8,
+            "max_num_seqs": 512,
+            "max_num_batched_tokens": 2048,
+            "enable_chunked_prefill": False,
+            "max_model_len": 2048,
+            "num_gpu_blocks_override": 505 * 10**9 // (2 * 80 * 8192 * 2 * 16),
+        },
+        "workload": {
+            "trace": "azure-conv",
+            "num_requests": 40,
+            "request_rate": 3.5,
+            "max_total_tokens": 2048,
+            "too_long": "clip_prompt",
+        },
+        "cluster": {
+            "router": "round_robin",
+            "decode_router": "round_robin",
+            "link": {"latency_us": 0},
+            "pools": {
+                "prompts": {"role": "prefill", "count": 2, "hardware": "h100-80gb"},
+                "answers": {"role": "decode", "count": 2, "hardware": "a100-80gb"},
+            },
+        },
+    }

@@ -430,6 +430,17 @@ def test_figures_of_a_search_are_told_by_its_files_and_its_name(monkeypatch, tmp
         chosen_figures._drawings([tmp_path], Chosen(figures=["tried", "tuned"]))
     with pytest.raises(SpecError, match="is of a search: give one such folder"):
         chosen_figures._drawings([tmp_path, tmp_path], Chosen())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(SpecError, match="empty is of no search: tried shows what find and tune"):
+        chosen_figures._drawings([empty], Chosen(figures=["tried", "answers"]))
+
+
+@pytest.mark.parametrize("name", [*FIGURES, *chosen_figures.SEARCHES])
+def test_misspelt_figure_of_runs_or_searches_names_the_nearest(tmp_path, name):
+    given = f"{name}x"
+    with pytest.raises(SpecError, match=f"no figure is called '{given}'; did you mean {name}"):
+        chosen_figures._drawings([tmp_path], Chosen(figures=["lines", given]))
 
 
 @pytest.mark.parametrize(

@@ -551,7 +551,31 @@ def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
     folder = tmp_path / "papers" / "pipelines"
     page = markdown([examine(folder / "x.yaml", make_spec(experiment()))])
     assert "`schedlab claims experiments/papers/pipelines/*.yaml`" in page
+    assert "change `experiments/papers/pipelines/*.yaml`" in " ".join(page.split())
     assert "hrrn, llumnix" not in page
+
+
+@pytest.mark.parametrize(
+    ("folders", "page", "written_by", "changed", "moved"),
+    [
+        (("papers/policies",), "policies", "claims", "policies", "hrrn, llumnix"),
+        (("papers/fleets",), "fleets", "claims --page fleets", "fleets", "first look"),
+        # Of no folder of papers, or of several: as the page itself begins.
+        (("mine/x",), "policies", "claims", "policies", "hrrn, llumnix"),
+        (("papers/x", "papers/y"), "fleets", "claims --page fleets", "fleets", "first look"),
+        (("papers/x",), "fleets", "claims experiments/papers/x/*.yaml", "x", None),
+    ],
+)
+def test_page_begins_with_the_command_that_writes_it_and_the_files_to_change(
+    folders, page, written_by, changed, moved
+):
+    findings = [SimpleNamespace(path=Path(folder) / "a.yaml") for folder in folders]
+    begun = " ".join(report._beginning(page, findings).split())
+    assert f"Written by `schedlab {written_by}`." in begun
+    assert f"To change it, change `experiments/papers/{changed}/*.yaml` and run that" in begun
+    assert begun.startswith("# Do fleets" if moved == "first look" else "# Does it do")
+    for text in ("hrrn, llumnix", "first look"):
+        assert (text in begun) == (text == moved)
 
 
 def test_anchor_of_a_heading_is_that_of_github():

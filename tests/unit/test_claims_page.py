@@ -202,3 +202,39 @@ def test_files_and_the_page_of_quoted_claims_exclude_each_other():
     path = str(shipped("policies")[0])
     done = CliRunner().invoke(app, ["claims", path, "--page", "claims"])
     assert done.exit_code != 0
+
+
+def test_data_of_both_kinds_of_experiments_has_each_once_and_all_about_it(monkeypatch):
+    monkeypatch.setattr(Finding, "source_sha256", property(lambda self: str(self.path)))
+    mine = finding("reproduced", "opposite")
+    other = finding("not reproduced", "direction only", folder="policies")
+    found = data([claim(test={"small": ["throughput", "capacity"]})], [other, mine])
+    assert list(found) == ["versions", "claims", "experiments", "cited"]
+    told = [[entry["source_sha256"] for entry in found[key]] for key in ("experiments", "cited")]
+    assert told == [
+        ["experiments/papers/claims/small.yaml"],
+        ["experiments/papers/policies/small.yaml"],
+    ]
+    (entry,) = found["cited"]
+    assert [figure["verdict"] for figure in entry["figures"]] == [
+        "not reproduced",
+        "direction only",
+    ]
+    assert {key: entry[key] for key in ("file", "seeds", "cost_models")} == {
+        "file": "small.yaml",
+        "seeds": [other.spec.seed + r for r in range(other.spec.replications)],
+        "cost_models": [],
+    }
+    assert [
+        [figure[key] for key in ("estimate", "interval", "of", "against", "num_bounds")]
+        for figure in entry["figures"]
+    ] == [[2.0, [1.5, 2.5], [], [], 0]] * 2
+    assert found["claims"] == [
+        {
+            "id": "A1",
+            "quoted": "It is faster.",
+            "source": "None.",
+            "test": {"small": ["throughput", "capacity"]},
+            "verdict": "holds in part",
+        }
+    ]

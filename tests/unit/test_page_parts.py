@@ -1,11 +1,19 @@
 """Tables of a page, each from rows and heads written by hand."""
 
+import json
+import math
+from base64 import b64decode
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from schedlab.experiments.report import page as page_module
+from schedlab.experiments.report import search_page
 from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.experiments.statistics import with_interval
+from schedlab.sim.errors import SchedlabError
+from schedlab.sim.text import number
 
 
 def row(num_replications=1, policy="fcfs", half_width=None, **metrics):
@@ -76,3 +84,78 @@ def test_page_of_measured_cost_models_and_no_steps_tells_no_share():
     results = SimpleNamespace(cost_models=[{"name": "table", "validity": {}}])
     assert page_module._cost_models(results, heads)["outside"] == ""
     assert page_module._cost_models(SimpleNamespace(cost_models=[]), heads) is None
+
+
+def test_image_on_a_page_has_its_text_as_shapes_and_neither_date_nor_program(monkeypatch):
+    figure = Figure(figsize=(2.5, 1))
+    figure.text(0.5, 0.5, "told")
+    drawn = page_module._rendered(figure, "svg")
+    assert b"<text" not in drawn
+    assert b"dc:date" not in drawn
+    painted = page_module._rendered(figure, "png")
+    assert painted.startswith(b"\x89PNG")
+    assert b"Software" not in painted
+    for largest, kind, data in (
+        (len(drawn), "svg+xml", drawn),
+        (len(drawn) - 1, "png", painted),
+    ):
+        monkeypatch.setattr(page_module, "_LARGEST_SVG_BYTES", largest)
+        begin, _, base64 = page_module._image(figure)["source"].partition(",")
+        assert begin == f"data:image/{kind};base64"
+        assert b64decode(base64) == data
+    drawing = SimpleNamespace(name="first_second", caption="What it is.", draw=lambda: figure)
+    assert page_module.images([drawing]) == [
+        {"caption": "What it is.", "alt": "first second", **page_module._image(figure)}
+    ]
+    assert page_module._image(figure)["width"] == 240
+
+
+@pytest.mark.parametrize("output", [None, "there.html"])
+def test_page_of_a_search_is_of_its_first_file_and_shows_all_that_it_says(
+    monkeypatch, tmp_path, output
+):
+    asked = []
+    monkeypatch.setattr(search_page, "render", lambda **given: asked.append(given) or "page")
+    monkeypatch.setattr(search_page, "images", lambda drawings: [drawings])
+    monkeypatch.setattr(search_page, "search_drawings", lambda *given: given)
+    assert not search_page.is_search(tmp_path)
+    with pytest.raises(SchedlabError, match=r" is of no search$"):
+        search_page.write_search_page(tmp_path)
+    table = {"header": ["a", "b", "c"], "rows": [["x", "1", "2"]], "num_text": 2}
+    told = {"name": "sought", "num_runs": 1234, "lines": ["one", "two"], "table": table}
+    expected = {
+        "p99_ttft_ms": {"mean": 250.0, "ci95": 12.5},
+        "slo_attainment": {"mean": 0.75, "ci95": "nan"},
+    }
+    more = {"serve": "vllm serve x", "expected": expected, "at_rate": 1.25}
+    (tmp_path / "recommend.json").write_text(json.dumps(told | more))
+    into = None if output is None else tmp_path / output
+    assert search_page.is_search(tmp_path)
+    written = search_page.write_search_page(tmp_path, into)
+    assert written == (into or tmp_path / "report.html")
+    assert written.read_text() == "page"
+    shown = {
+        "name": "sought",
+        "notes": ["one", "two"],
+        "results": page_module.PageTable(["a", "b", "c"], [["x", "1", "2"]], 2),
+        "figures": [(tmp_path,)],
+    }
+    ttft, attainment = (page_module.metric_named(name) for name in expected)
+    rows = [
+        (ttft.axis, with_interval(250.0, 12.5, ttft.scale)),
+        (attainment.axis, with_interval(0.75, math.nan, attainment.scale)),
+    ]
+    assert asked[0] == shown | {
+        "lead": "recommend: 1,234 runs",
+        "command": "vllm serve x",
+        "expected": page_module.PageTable(
+            ("metric", "mean"), rows, note=f"At {number(1.25)} requests/s."
+        ),
+    }
+    # What find wrote comes first, and says neither how to serve nor what to expect.
+    (tmp_path / "find.json").write_text(json.dumps(told))
+    search_page.write_search_page(tmp_path, into)
+    assert asked[1] == shown | {"lead": "find: 1,234 runs", "command": "", "expected": None}
+    (tmp_path / "find.json").write_text("{}")
+    with pytest.raises(SchedlabError, match=r"find\.json: an earlier version wrote it"):
+        search_page.write_search_page(tmp_path, into)
