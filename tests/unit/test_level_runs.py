@@ -437,6 +437,92 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     assert "levels" not in to_data(plain, plain_spec)
 
 
+@pytest.mark.parametrize("scatters", [False, True])
+@pytest.mark.parametrize("has_levels", [False, True])
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_point_is_held_against_its_own_runs_levels_and_arrivals(
+    monkeypatch, profile, scatters, has_levels, is_checked
+):
+    """Measured in the rounds 2 and 0, in this order; every part is told by what it was given."""
+    told, priced = [], []
+
+    def ran(spec, record):
+        priced.append((spec.backend, spec.cost_model.model_dump().get("scatters")))
+        record.append("simulated step")
+        columns = {"id": [7, 4], "arrival_ns": [70, 40], "queued_ns": [71, 41]}
+        return SimpleNamespace(requests={name: np.array(some) for name, some in columns.items()})
+
+    def simulated_at(level, spec):
+        return level, spec.backend, spec.cost_model.model_dump().get("draw")
+
+    stand_ins = {
+        "_DRAWS": 3,
+        "run": ran,
+        "make_cost_model": lambda spec: SimpleNamespace(step_spread="some" if scatters else None),
+        "simulated_at": simulated_at,
+        "at_level": lambda model, level: level,
+        "first_difference": lambda own, simulated: SimpleNamespace(
+            explain=lambda *given: (own, simulated, given)
+        ),
+        "teacher_forced": lambda steps, level: (
+            np.array([len(steps), 0 if level is None else level.num_steps]),
+            np.array([10 * len(steps), -1]),
+        ),
+        "compare_runs": lambda *given: given,
+        "step_errors": lambda predicted, measured: (predicted.tolist(), measured.tolist()),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(comparison, name, stand_in)
+    sweep = {"policy": ["fcfs", "prefill_first"], "workload.request_rate": [20]}
+    spec = spec_of(profile, scatters=True, sweep=sweep)
+    point = comparison.points(spec)[1]
+    measured = {
+        2: MeasuredRun("result 2", ["a", "b", "c"], "here"),
+        0: MeasuredRun("result 0", ["d"], "here"),
+    }
+    levels = {n: SimpleNamespace(num_steps=100 + n) for n in range(3)} if has_levels else {}
+    checked = MeasuredRun("checked", ["e"], "here") if is_checked else None
+    found = comparison._compared(point, measured, checked, levels, 31, told.append)
+    assert told == [f"simulating {point.label}"]
+    assert priced == [("sim", False)]
+    at = [levels[2], levels[0]] if has_levels else [None, None]
+    if scatters:
+        simulated = [(at[0], "sim", 0), (at[1], "sim", 1), (at[0], "sim", 2)]
+    else:
+        simulated = [(level, "sim", None) for level in at]
+    if scatters or has_levels:
+        assert found.rows == (point.label, ["result 2", "result 0"], simulated, 31)
+        assert found.simulated == simulated[0]
+        assert found.num_simulated == len(simulated)
+    else:
+        assert found.num_simulated == 1
+        assert found.simulated.requests["id"].tolist() == [7, 4]
+        assert found.rows == (point.label, ["result 2", "result 0"], [found.simulated], 31)
+    assert (found.label, found.policy, found.load) == (
+        point.label,
+        "prefill_first",
+        "request_rate=20",
+    )
+    assert (found.num_runs, found.is_checked) == (2, is_checked)
+    steps = ["simulated step"]
+    assert found.modelled_difference == ((["e"], steps, ()) if is_checked else None)
+    assert found.measured_difference == (["a", "b", "c"], steps, ({7: 70, 4: 40},))
+    assert found.measured == "result 2"
+    predicted = [3, 102, 1, 100] if has_levels else [3, 0, 1, 0]
+    assert found.predicted_ns.tolist() == predicted
+    assert found.measured_ns.tolist() == [30, -1, 10, -1]
+    assert found.steps == (predicted, [30, -1, 10, -1])
+    assert found.levels == ({2: levels[2], 0: levels[0]} if has_levels else {})
+
+
+def test_level_is_told_with_its_policy_its_requests_and_the_steps_that_are_left_out(monkeypatch):
+    monkeypatch.setattr(comparison_files, "SETTLING_STEPS", 77)
+    monkeypatch.setattr(comparison_files, "LEVEL_POLICY", "some_policy")
+    told = comparison_files.level_told(make_spec(SPEC))
+    assert "were served by some_policy, 4 sent one after the other by each of as many" in told
+    assert "Their steps, but for the first 77 of each, in which the engine settles" in told
+
+
 def test_level_steps_are_kept_with_their_run(monkeypatch, tmp_path, profile):
     monkeypatch.setattr(measured_runs, "kernels", lambda *about: "some")
     spec = make_spec(without_sweep(cost_model={"profile": profile}, backend="real"))
