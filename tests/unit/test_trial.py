@@ -256,6 +256,64 @@ def test_trial_is_made_of_every_policy_of_a_stranger(monkeypatch, policy, engine
     assert len(calls) == trials
 
 
+@pytest.mark.parametrize("clients", [None, 3])
+def test_trial_is_told_the_policy_the_limits_and_the_clients_of_the_run(monkeypatch, clients):
+    calls = count_trials(monkeypatch)
+    loop = {} if clients is None else {"request_rate": "inf", "max_concurrency": clients}
+    run(spec("Honest", 4, loop, trial_requests=17))
+    ((name, make_policy, make_gpu, config, arrivals, num_requests, max_concurrency),) = calls
+    assert (name, num_requests, max_concurrency) == (f"{__name__}:Honest", 17, clients)
+    assert type(make_policy()) is Honest
+    assert make_policy() is not make_policy()
+    assert make_gpu() is not make_gpu()
+    assert config.max_num_seqs == 12
+    assert [arrival.request.id for arrival in arrivals()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fast_forward", "check_horizon", "num_runs"),
+    [(True, False, 3), (False, False, 2), (True, True, 2)],
+)
+def test_trial_runs_once_by_single_steps_then_crowded_then_ahead(
+    monkeypatch, fast_forward, check_horizon, num_runs
+):
+    """Clients wait for their answers in each run but the crowded one, which is of arrivals."""
+    made = []
+
+    def simulate(engine, sent, max_concurrency):
+        limits = engine.config
+        made.append(
+            (
+                [a.request.arrival_ns for a in sent],
+                max_concurrency,
+                limits.check_horizon,
+                limits.fast_forward,
+                limits.pipeline_parallel_size,
+            )
+        )
+        return simulated(engine, sent, max_concurrency)
+
+    simulated = trial.simulate
+    monkeypatch.setattr(trial, "simulate", simulate)
+    config = EngineConfig(
+        num_blocks=100, max_model_len=200, pipeline_parallel_size=1 if check_horizon else 2,
+        fast_forward=fast_forward, check_horizon=check_horizon,
+    )  # fmt: skip
+    trial.try_policy(
+        "Honest", Honest, lambda: SimExecutor(Pricing(laws.LinearCost())), config,
+        lambda: [laws.arrival(i, 3_000 * i) for i in range(5)], 4, 2,
+    )  # fmt: skip
+    slow, fast = [0, 3_000, 6_000, 9_000], [0, 3, 6, 9]
+    assert (
+        made
+        == [
+            (slow, 2, True, fast_forward, 1),
+            (fast, None, True, fast_forward, 1),
+            (slow, 2, False, True, 1),
+        ][:num_runs]
+    )
+
+
 def test_trial_stops_after_its_requests():
     with pytest.raises(PolicyLied):
         run(spec("LateLiar", max_num_seqs=128))
