@@ -145,6 +145,41 @@ def test_load_spec_absent_public_trace_says_where_to_get_it(tmp_path):
         load_spec(path)
 
 
+@pytest.mark.parametrize(
+    ("trace", "told"),
+    [
+        ("./none.csv", "no such file: {here}/none.csv"),
+        # The end of such a name is no such name.
+        ("x/code.csv", "no such file: {here}/x/code.csv"),
+        ("./1.csv", "no such file: {here}/1.csv"),
+        (
+            "./AzureLLMInferenceTrace_code.csv",
+            "no such file: {here}/AzureLLMInferenceTrace_code.csv; download it from the GitHub "
+            "repository Azure/AzurePublicDataset, folder data and give its path as workload.trace, "
+            "or: schedlab trace fetch azure-2023-code, and workload.trace: azure-2023-code",
+        ),
+        (
+            "./conversation_trace_of_mine.jsonl",
+            "no such file: {here}/conversation_trace_of_mine.jsonl; download it from the GitHub "
+            "repository kvcache-ai/Mooncake, FAST25-release and give its path as workload.trace",
+        ),
+        ("$TRACES_OF_NOBODY/a.csv", "the environment variable TRACES_OF_NOBODY is not set: "
+         "{here}/$TRACES_OF_NOBODY/a.csv"),
+        ("${TRACES_OF_NOBODY}/BurstGPT.csv", "the environment variable TRACES_OF_NOBODY is not "
+         "set: {here}/${TRACES_OF_NOBODY}/BurstGPT.csv"),
+    ],
+)  # fmt: skip
+def test_trace_that_is_not_there_is_told_with_where_it_is_to_be_had_and_no_more(
+    monkeypatch, tmp_path, trace, told
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        make_spec({"workload": {"trace": trace}})
+    assert str(caught.value).splitlines()[0] == f"workload.trace: {told}".replace(
+        "{here}", str(tmp_path)
+    )
+
+
 @pytest.mark.parametrize("text", ["- 1\n", "just text\n"])
 def test_load_spec_not_a_mapping_raises(tmp_path, text):
     path = tmp_path / "file.yaml"
@@ -264,7 +299,8 @@ def test_extends_merges_sections_and_replaces_the_rest(tmp_path, spec_file):
 def test_trace_of_no_known_format_is_refused_with_its_line(spec_file):
     (spec_file.parent / "odd.csv").write_text("when,asked,said\n0,1,2\n")
     spec_file.write_text(YAML.replace("trace: azure-conv", "trace: ./odd.csv"))
-    said = r"file.yaml:7: workload.trace: .*odd.csv: unknown trace format: it looks like CSV with"
+    said = rf"file.yaml:7: workload.trace: {spec_file.parent}/odd.csv: unknown trace format: it "
+    said += "looks like CSV with"
     with pytest.raises(SpecError, match=said):
         load_spec(spec_file)
 

@@ -93,9 +93,10 @@ def test_window_survives_saving_and_is_told(tmp_path):
     assert only["num_requests"] == 250
 
 
-def test_both_warm_ups_raise():
+@pytest.mark.parametrize(("seconds", "requests"), [(1, 1), (0, 1), (1, 0), (0, 0)])
+def test_both_warm_ups_raise(seconds, requests):
     with pytest.raises(SpecError, match="warm_up_s or warm_up_requests"):
-        measured({"warm_up_s": 1, "warm_up_requests": 1})
+        measured({"warm_up_s": seconds, "warm_up_requests": requests})
 
 
 def test_window_is_half_open_its_begin_is_held_and_its_end_is_not():
