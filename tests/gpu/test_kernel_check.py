@@ -9,7 +9,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from schedlab.gpu_backend import cpu_ops, kernel_check  # noqa: E402
-from schedlab.gpu_backend.kernel_cases import AttentionCase, attention_case, rope_case  # noqa: E402
+from schedlab.gpu_backend.kernel_cases import (  # noqa: E402
+    AttentionCase,
+    RopeCase,
+    attention_case,
+    rope_case,
+)
 
 CPU, FP16, FP32 = torch.device("cpu"), torch.float16, torch.float32
 
@@ -93,6 +98,60 @@ def test_check_of_kernels_fails_for_the_ops_that_are_wrong(monkeypatch, wrong, f
     assert {check.tolerance for check in checks} == {1e-3}
     assert tuple(i for i, check in enumerate(checks) if not check.passed) == failing
     assert all(math.isinf(checks[i].error) == ("padding is cached" in wrong) for i in failing)
+
+
+def test_case_hands_each_of_its_fields_and_the_tile_to_the_op_it_is_for():
+    asked = []
+    ops = SimpleNamespace(
+        paged_decode=lambda *given, **more: asked.append((given, more)),
+        paged_prefill=lambda *given, **more: asked.append((given, more)),
+        rope_and_cache=lambda *given, **more: asked.append((given, more)),
+    )
+    case = AttentionCase(*"qkvtsc", 7, 0.5, "out")
+    assert case.decode(ops) == case.prefill(ops) == "out"
+    assert case.decode(ops, tile="small") == case.prefill(ops, tile="large") == "out"
+    decode, prefill = ("q", "k", "v", "t", "c", 0.5, "out"), (*"qkvtsc", 7, 0.5, "out")
+    assert asked == [
+        (decode, {}), (prefill, {}), (decode, {"tile": "small"}), (prefill, {"tile": "large"}),
+    ]  # fmt: skip
+    asked.clear()
+    RopeCase(*"qkvaplKV").run(ops)
+    assert asked == [(tuple("qkvaplKV"), {})]
+
+
+def test_case_of_attention_holds_each_context_in_blocks_of_its_own_and_nothing_else():
+    sequences = [(3, 5), (2, 8), (6, 9)]
+    case = attention_case(
+        sequences, head_dim=4, group=3, num_kv_heads=2, block_size=4, dtype=FP16, seed=5
+    )
+    assert (case.max_query_tokens, case.scale) == (6, 0.5)
+    assert (case.query_start.tolist(), case.context_lens.tolist()) == ([0, 3, 5, 11], [5, 8, 9])
+    assert case.q.shape == case.out.shape == (11, 6, 4)
+    assert case.q.stride() == (10 * 4, 4, 1), "a view into queries, keys and values"
+    assert {t.dtype for t in (case.q, case.k_pool, case.v_pool, case.out)} == {FP16}
+    assert case.out.isnan().all()
+    assert case.q.isfinite().all()
+    taken = [row[:n].tolist() for row, n in zip(case.block_tables, (2, 2, 3), strict=True)]
+    every = [block for blocks in taken for block in blocks]
+    assert len(set(every)) == 7
+    assert 0 not in every
+    assert max(every) < len(case.k_pool)
+    rest = [row[n:].tolist() for row, n in zip(case.block_tables, (2, 2, 3), strict=True)]
+    assert rest == [[2**30] * 2, [2**30] * 2, [2**30]]
+    for pool in (case.k_pool, case.v_pool):
+        there = pool.isfinite()
+        assert (there.all(dim=(1, 3)) == there.any(dim=(1, 3))).all(), "of all heads"
+        cells = there.all(dim=(1, 3))
+        for blocks, (_, context) in zip(taken, sequences, strict=True):
+            flat = cells[blocks].flatten().tolist()
+            assert flat == [True] * context + [False] * (len(flat) - context)
+        assert cells.sum() == 5 + 8 + 9
+    assert not case.k_pool.equal(case.v_pool)
+    again = attention_case(
+        sequences, head_dim=4, group=3, num_kv_heads=2, block_size=4, dtype=FP16, seed=5
+    )
+    assert again.q.equal(case.q)
+    assert again.block_tables.equal(case.block_tables)
 
 
 class Idle(Ops):
