@@ -100,6 +100,64 @@ def test_predictor_that_fails_or_says_no_number_is_named():
         READS.seen(sent(7, 8), 0, 0)
 
 
+class Says(Predictor):
+    """Says what it is told to, and keeps what it is asked."""
+
+    def __init__(self, says):
+        super().__init__()
+        self.says, self.asked = says, []
+
+    def predict(self, inputs):
+        self.asked.append(inputs)
+        return self.says
+
+
+@pytest.mark.parametrize("says", [np.inf, -np.inf, np.nan])
+def test_prediction_that_is_no_finite_number_orders_nothing_and_is_refused(monkeypatch, says):
+    found = Arrivals("constant")
+    monkeypatch.setattr(found, "_predictor", Says([says]))
+    with pytest.raises(SpecError) as caught:
+        found.seen(sent(7, 8), 0, 0)
+    assert str(caught.value) == f"predictor Says says {says}, which orders nothing"
+
+
+@pytest.mark.parametrize("says", [[], [1.0, 2.0], None])
+def test_predictor_that_says_other_than_one_number_is_named(monkeypatch, says):
+    found = Arrivals("constant")
+    monkeypatch.setattr(found, "_predictor", Says(says))
+    with pytest.raises(SpecError, match=r"^predictor Says: (ValueError|TypeError): "):
+        found.seen(sent(7, 8), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "ids", "text"),
+    [(None, [7, 8], None), (Tokenizer(), None, None), (Tokenizer(), [7, 8], "7 8")],
+)
+def test_predictor_is_told_what_there_is_of_a_request_in_columns_of_one_row(
+    monkeypatch, tokenizer, ids, text
+):
+    found = Arrivals("constant", lambda: tokenizer)
+    predictor = Says([np.float32(2.5)])
+    monkeypatch.setattr(found, "_predictor", predictor)
+    for application in ("chat", None):
+        carried = {} if application is None else {"schedlab": {"application": application}}
+        request = sent(7, 8, **carried)
+        request.prompt_token_ids = ids
+        seen = found.seen(request, 4, 70)
+        assert (seen.predicted_tokens, type(seen.predicted_tokens)) == (2.5, float)
+        inputs = predictor.asked.pop()
+        assert (inputs.prompt_tokens.tolist(), inputs.output_tokens.tolist()) == ([2], [])
+        for column, value in (
+            (inputs.application, application),
+            (inputs.prompt, text),
+            (inputs.prompt_ids, ids),
+        ):
+            assert (None if column is None else column.tolist()) == (
+                None if value is None else [value]
+            )
+        assert inputs.rng is found._rng
+
+
 @pytest.mark.parametrize(
     ("predictor", "said"),
     [

@@ -1,5 +1,6 @@
 """What is written down of steps of vLLM's loop, and the clocks that time them, without vLLM."""
 
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
@@ -7,6 +8,8 @@ import pytest
 
 from schedlab import core
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.model_shape import ModelShape
 from schedlab.sim.request import Request, RequestState
 
 if core.running() != "python":
@@ -242,3 +245,50 @@ def test_folder_of_a_known_model_says_its_dimensions_to_vllm():
     }  # fmt: skip
     assert {key: said[key] for key in expected} == expected
     assert config_of(model("qwen3-8b"))["architectures"] == ["Qwen3ForCausalLM"]
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_config_for_vllm_has_each_dimension_of_the_table_in_its_own_place(qk_norm):
+    shape = ModelShape(
+        name="mine", num_layers=3, hidden_size=40, num_heads=6, num_kv_heads=2, head_dim=16,
+        intermediate_size=70, vocab_size=99, max_model_len=512, source="here",
+        tied_embeddings=qk_norm, qk_norm=qk_norm,
+    )  # fmt: skip
+    assert config_of(shape) == {
+        "architectures": ["Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if qk_norm else "llama",
+        "num_hidden_layers": 3,
+        "hidden_size": 40,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 70,
+        "vocab_size": 99,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": qk_norm,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "has"),
+    [
+        ({"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 8},
+         "a mixture of experts"),
+        ({"mlp": "plain"}, "a plain MLP"),
+        ({"num_position_embeddings": 1}, "learned positions"),
+        ({"sliding_window": 64}, "a sliding window"),
+        ({"sliding_window": 64, "mlp": "plain"}, "a plain MLP, a sliding window"),
+    ],
+)  # fmt: skip
+def test_model_that_vllm_cannot_be_told_of_by_dimensions_is_refused_with_every_reason(changed, has):
+    with pytest.raises(SpecError) as caught:
+        config_of(replace(model("llama-3-8b"), **changed))
+    assert str(caught.value) == (
+        "backend: vllm knows llama-3-8b by its dimensions only, and it has "
+        f"{has}; give its config.json as model"
+    )

@@ -252,6 +252,36 @@ def test_replay_counts_only_waits_in_a_row_towards_a_stall(ours, monkeypatch):
     assert clock.idled == [5, 20, 35, 50]
 
 
+class Cleans(Loop):
+    """After its last answer, which it has given, workers still have to be told who is gone."""
+
+    is_told = True
+
+    def has_requests(self):
+        return bool(self.there) or not self.is_told
+
+    def has_unfinished_requests(self):
+        return bool(self.there)
+
+    def step_fn(self):
+        if self.there:
+            self.is_told = False
+            return super().step_fn()
+        self.is_told, self.waits_until_ns = True, self.after_ns
+        return None, False
+
+
+@pytest.mark.parametrize("after_ns", [FOREVER, 400, -1])
+def test_replay_steps_once_more_to_tell_who_is_gone_and_neither_waits_nor_stalls(ours, after_ns):
+    clock = Clock()
+    found = Cleans(clock)
+    found.after_ns = after_ns
+    replay = ours.replay.Replay(found, {"name": "fcfs"}, clock, lambda *_: 0, 0.0, None)
+    replay.run([arrival(0, 100)], None)
+    assert (found.served_ns, found.posted) == ([(0, 110)], [True, False])
+    assert (clock.idled, clock.now_ns, found.is_closed) == ([100], 110, True)
+
+
 def test_replay_whose_policy_waits_for_nothing_is_stalled(ours):
     with pytest.raises(Stalled, match=r"stalled at t = 0\.000000 s: the policy waits and nothing"):
         replayed(ours, [arrival(0)], waits_until_ns=FOREVER)
