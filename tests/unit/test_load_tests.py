@@ -20,7 +20,13 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces.load_test_requests import load_test_requests
-from schedlab.traces.load_tests import Quantiles, load_test, read_load_tests
+from schedlab.traces.load_tests import (
+    Quantiles,
+    SharedPrompts,
+    Stage,
+    load_test,
+    read_load_tests,
+)
 from tests.data_folder import data_folder
 
 
@@ -222,6 +228,49 @@ def test_number_of_prompts_is_that_of_their_counts(tmp_path, sent, failed, taken
     assert (test.shared.num_prompts, len(set(trace.prefix.rows()))) == (taken, taken)
     told = any("deny the 44 of the file" in note for note in trace.report.notes)
     assert told == (taken != 44)
+
+
+@pytest.mark.parametrize(
+    ("groups", "given", "seen", "taken"),
+    [
+        # Of 60 requests each of 12 prompts is 5: so many after which a length may change.
+        (3, 12, [(60, 20)], 12),
+        (3, 12, [(60, 24)], 5),
+        (3, 8, [(60, 40)], 3),  # one a group
+        (4, 8, [(60, 20)], 6),  # three would do, which are fewer than groups
+        (3, 12, [(60, 7)], 12),  # nothing explains that
+        (3, 12, [(60, 24), (30, 10)], 15),
+        (3, 12, [(30, 10), (60, 24)], 15),
+        (1, 2, [(7, 3)], 2),  # 4 and 3
+        (1, 2, [(7, 4)], 2),
+        (1, 2, [(7, 2)], 2),  # seven prompts, each once, say nothing
+        (3, 12, [(11, 5)], 12),  # not all are sent
+        (3, 12, [], 12),
+    ],
+)
+def test_fewest_prompts_are_taken_that_explain_all_changes_where_those_given_do_not(
+    groups, given, seen, taken
+):
+    shared = SharedPrompts(8, groups, given)
+    stages = [SimpleNamespace(num_requests=n, changes=lambda at=at: [at]) for n, at in seen]
+    found = shared.as_counted(stages)
+    note = (
+        f"counts of prompt tokens tell of {taken} prompts in turn, and deny the {given} of the file"
+    )
+    assert found == SharedPrompts(8, groups, taken, note if taken != given else "")
+
+
+def test_changes_are_after_the_requests_behind_which_a_quantile_is_between_two_numbers():
+    def stage(failed, *values):
+        shares = (0.1, 0.25, 0.5, 0.9)
+        prompt = SimpleNamespace(probabilities=shares, values=values)
+        return Stage(2.0, 21, failed, prompt, None, None, None)
+
+    # Of 21 the quantiles lie at 2, 5, 10 and 18, counted from 0.
+    assert stage(0, 4.0, 4.5, 5.0, 6.25).changes() == [6, 19]
+    assert stage(0, 4.5, 5.5, 6.5, 7.5).changes() == [3, 6, 11, 19]
+    assert stage(0, 4.0, 4.0, 5.0, 6.0).changes() == []
+    assert stage(1, 4.5, 5.5, 6.5, 7.5).changes() == []
 
 
 def test_load_test_without_shared_prompts_shares_nothing(tmp_path):

@@ -23,6 +23,7 @@ from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.row_error import RowError
 from schedlab.traces.session_blocks import SessionBlocks
 from schedlab.traces.statistics import describe
+from schedlab.traces.trace import Trace
 from schedlab.traces.turns import Turns
 from schedlab.traces.workload import workload as requests_of
 from tests import laws
@@ -188,6 +189,45 @@ def test_burstgpt_requests_of_a_session_wait_for_each_other(file):
     more = rows + "15,s,1,GPT-4,130,5,135,API log\n"
     trace = read(file(BURSTGPT_8.partition("\n")[0] + "\n" + more), sessions=True)
     assert trace.turns.rows()[2] == ([1], 6_000_000_000), "from the one before, not from the first"
+
+
+def test_linked_rows_go_behind_each_other_and_come_after_whom_they_need_or_the_first():
+    """Session a has rows 0, 2, 4 and 5, of which 4 needs nobody; b has 1; row 3 is on its own."""
+    times_ns = [10, 13, 17, 24, 38, 59]
+    trace = Trace(
+        prompt_tokens=np.array([1, 2, 3, 4, 5, 6]), output_tokens=np.array([7] * 6),
+        arrival_ns=np.array(times_ns), session=np.array(["a", "b", "a", None, "a", "a"], object),
+    )  # fmt: skip
+    parent = np.array([NOBODY, NOBODY, 0, NOBODY, NOBODY, 2])
+    found = linked(trace, parent)
+    assert found.prompt_tokens.tolist() == [1, 3, 5, 6, 2, 4]
+    assert found.session.tolist() == ["a"] * 4 + ["b", "row 3"]
+    assert found.arrival_ns.tolist() == [10] * 4 + [13, 24]
+    assert found.turns.rows() == [
+        ([], 0), ([0], 17 - 10), ([], 38 - 10), ([1], 59 - 17), ([], 0), ([], 0),
+    ]  # fmt: skip
+    assert found.report.notes == (
+        "requests wait for the answer before them; think times are those between requests",
+    )
+    bare = linked(replace(trace, arrival_ns=None), parent)
+    assert bare.arrival_ns is None
+    assert [delay_ns for _, delay_ns in bare.turns.rows()] == [0] * 6
+
+
+def test_sessions_lose_whoever_needs_an_answer_that_is_too_long_and_no_one_else():
+    """Row 1 is too long; row 2 needs it, 3 needs 2, 4 needs 0 alone, and 5 is another session."""
+    trace = Trace(
+        prompt_tokens=np.array([5, 9, 5, 5, 5, 5]), output_tokens=np.array([5] * 6),
+        arrival_ns=np.array([1] * 5 + [2]), session=np.array([*"aaaaab"[:5], "b"], object),
+        turns=Turns.from_rows([[], [0], [1], [2], [0], []], np.arange(6)),
+    )  # fmt: skip
+    kept = trace.fit(10, "drop")
+    assert kept.prompt_tokens.tolist() == [5, 5, 5]
+    assert kept.turns.rows() == [([], 0), ([0], 4), ([], 5)]
+    assert kept.report.rows_dropped == {"longer than 10 tokens, or later in the session of one": 3}
+    assert trace.fit(14, "drop") is trace
+    with pytest.raises(TraceError, match="no request fits in 9 tokens"):
+        trace.fit(9, "drop")
 
 
 def test_sharegpt_conversations_are_sessions_only_when_asked(file):

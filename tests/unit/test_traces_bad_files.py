@@ -96,6 +96,8 @@ BAD_ROWS = [
         r":2: hash_block_tokens must be >= 1, got 0",
     ),
     ("schedlab", OWN + "2,99999999999999999999,5\n", r":3: prompt_tokens .* too large for 64 bits"),
+    ("schedlab", OWN + f"2,{2**63},5\n", r":3: prompt_tokens .* too large for 64 bits"),
+    ("schedlab", OWN + f"2,{2**63}.0,5\n", r":3: prompt_tokens .* too large for 64 bits"),
 ]
 
 
@@ -188,6 +190,14 @@ def test_missing_file_suggests_the_nearest_and_folder_is_refused(tmp_path):
         read(tmp_path / "nope")
     with pytest.raises(TraceError, match="is a folder"):
         read(tmp_path)
+    with pytest.raises(
+        TraceError, match=r"^no such trace file: azure-2023-cod; did you mean azure-2"
+    ):
+        read("azure-2023-cod")
+    with pytest.raises(
+        TraceError, match=r"^no such trace file: nowhere/azure-2023-cod; did you mean"
+    ):
+        read("nowhere/azure-2023-cod")
 
 
 def test_stream_with_wrong_argument_raises_before_reading(tmp_path):

@@ -44,6 +44,34 @@ def test_experiment_takes_a_reader_of_a_module():
     assert load_workload(spec(), max_model_len=100).prompt_tokens.tolist() == [10, 30]
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise KeyError('key')", "KeyError: 'key'"),
+        ("import no_such_module_at_all", "ModuleNotFoundError: No module named"),
+        ("def", "SyntaxError: "),
+    ],
+)
+def test_module_of_a_reader_that_fails_as_it_is_imported_is_told_with_its_error(
+    module, source, told
+):
+    module.write_text(source)
+    with pytest.raises(TraceError) as caught:
+        traces.read("monday.log", "our_log:READER")
+    begun = "trace format 'our_log:READER': cannot import 'our_log': "
+    assert str(caught.value).startswith(begun + told)
+
+
+@pytest.mark.usefixtures("module")
+def test_format_of_no_such_name_names_the_nearest():
+    said = (
+        r"^unknown trace format 'azur'; did you mean azure\?.*\(or a reader like my_module:READER"
+    )
+    with pytest.raises(TraceError, match=said):
+        traces.read("monday.log", "azur")
+
+
 def test_reader_of_a_module_is_part_of_a_result(module):
     before = point_hash(spec())
     module.write_text(module.read_text() + "\n# changed\n")

@@ -6,7 +6,7 @@ import pytest
 from schedlab.sim.errors import TraceError
 from schedlab.traces import Trace
 from schedlab.traces.prefix_hashes import PrefixHashes
-from schedlab.traces.read_report import ReadReport
+from schedlab.traces.read_report import ReadReport, merged
 
 SECOND = 1_000_000_000
 
@@ -176,6 +176,46 @@ def test_concat_fills_missing_columns_and_adds_up_reports():
     assert np.isnan(joined.slo_ttft_ms[:4]).all()
     assert joined.report.rows_read == 11
     assert joined.report.rows_dropped == {"failed": 3}
+
+
+def report_of(path, kind, *notes, rows=1):
+    return ReadReport(kind, path, rows, time_unit="ms", time_zero="noon", notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        (("a.csv", "azure"), ("a.csv", "azure"), ()),
+        (("a.csv", "azure"), ("a.csv", "burstgpt"), ("joined with a.csv",)),
+        (("a.csv", "azure"), ("b.csv", "azure"), ("joined with b.csv",)),
+        ((None, "memory"), (None, "memory"), ()),
+        ((None, "memory"), (None, "synthetic"), ("joined with synthetic",)),
+        ((None, "synthetic"), ("b.csv", "azure"), ("joined with b.csv",)),
+    ],
+)
+def test_reports_of_other_files_or_formats_say_so_when_they_are_joined(first, second, joined):
+    one = report_of(*first, "n", "o", rows=4).dropped("failed", 1)
+    two = report_of(*second, "p", "o", rows=7).dropped("empty", 2).dropped("failed", 5)
+    found = merged([one, two])
+    assert (found.path, found.format, found.rows_read) == (*first, 11)
+    assert found.rows_dropped == {"failed": 6, "empty": 2}
+    assert found.notes == ("n", "o", *joined, "p")
+    assert (found.time_unit, found.time_zero, found.tokens) == ("ms", "noon", "as given")
+    assert merged([one]) == one
+
+
+def test_report_is_told_line_by_line_and_leaves_out_what_it_does_not_know():
+    assert ReadReport().lines() == ["source: memory", "tokens: as given"]
+    told = report_of("a.csv", "azure", "first", "then", rows=1234).dropped("failed", 5678)
+    assert dataclasses.replace(told.dropped("empty", 0), tokens="of the publisher").lines() == [
+        "source: a.csv (azure)",
+        "rows read: 1,234",
+        "rows dropped: 5,678 (failed)",
+        "time: in ms; 0 is noon",
+        "tokens: of the publisher",
+        "note: first",
+        "note: then",
+    ]
 
 
 def test_concat_that_runs_backwards_or_mixes_kinds_raises():
