@@ -618,4 +618,9 @@ def test_settings_of_a_figure_are_named_as_it_does_with_the_name_of_what_is_chos
     named = shown({"name": "x", "c": 5})
     assert report._where(spec, figure, "of") == f"{named}, max_num_seqs=2"
     assert report._where(spec, figure, "against") == "y"
+    # What is chosen may be a mapping without a name, or a name.
+    spec.sweep["policy"] = [{"c": 5, "d": 6}, "z"]
+    given = SimpleNamespace(of={"policy": {"c": 5}}, against={"policy": {"e": 1}}, at=None)
+    assert report._where(spec, given, "of") == shown({"c": 5})
+    assert report._where(spec, given, "against") == shown({"e": 1})
     assert report._where(spec, figure, "at") == ""

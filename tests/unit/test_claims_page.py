@@ -172,6 +172,32 @@ def test_section_ends_with_what_a_bound_is_if_any_figure_is_one():
     assert told not in list(section(found))
 
 
+def test_section_of_an_experiment_begins_and_ends_alike_with_and_without_figures():
+    found = finding("reproduced", "opposite")
+    claim_made = found.spec.claim.model_copy(update={"comment": "What else there is to say."})
+    spec = found.spec.model_copy(update={"claim": claim_made})
+    begin = [
+        f"## {claim_made.system}",
+        "",
+        f"{claim_made.statement} ({claim_made.source})",
+        "",
+        f"* Experiment: `experiments/papers/claims/small.yaml`, {spec.model} on {spec.hardware}, "
+        f"{spec.replications} seeds.",
+        f"* Differs from the source: {claim_made.scaled_down}",
+    ]
+    end = ["", "What else there is to say."]
+    assert list(section(replace(found, spec=spec, measured=()))) == [*begin, *end]
+    lines = list(section(replace(found, spec=spec)))
+    assert lines[: len(begin)] == begin
+    assert [line[:16] for line in lines[len(begin) : -2]] == [
+        "* **throughput**",
+        "* **capacity**: ",
+    ]
+    assert lines[-2:] == end
+    silent = spec.model_copy(update={"claim": claim_made.model_copy(update={"comment": None})})
+    assert list(section(replace(found, spec=silent, measured=()))) == begin
+
+
 def test_data_keeps_figures_of_this_page_apart_from_cited_ones(tmp_path):
     text = (tmp_path / "small.yaml", "name: small")
     text[0].write_text(text[1])

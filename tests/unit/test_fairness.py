@@ -1,13 +1,19 @@
 """Fairness and starvation by hand, and classes that add up to the whole."""
 
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from schedlab.experiments.analysis import by_class
 from schedlab.experiments.analysis.by_class import class_rows
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.statistics import Estimate, with_interval
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.fairness import jain_index
 from schedlab.sim.record.columns import FINISHED, REJECTED, TRUNCATED
@@ -113,3 +119,24 @@ def test_by_class_command_prints_a_row_a_class(folder):
     wrong = CliRunner().invoke(app, ["by-class", str(folder), "--column", "prioritty"])
     assert wrong.exit_code == 2
     assert "did you mean priority" in wrong.output
+
+
+def test_table_of_classes_is_headed_by_its_metrics_and_leaves_out_what_nobody_has(monkeypatch):
+    names = {"a": "num_requests", "b(x=1)": "own(x=1)", "c": "p99_ttft_ms", "d": "longest_wait"}
+    metrics = {
+        "num_requests": Estimate(3.0, None),
+        "own(x=1)": Estimate(4.0, 0.5),
+        "p99_ttft_ms": Estimate(math.nan, None),
+    }
+    rows = [by_class.ClassRow("", "gold", metrics), by_class.ClassRow("k=2", "all", metrics)]
+    asked = []
+    monkeypatch.setattr(by_class, "class_rows", lambda *given: asked.append(given) or rows)
+    monkeypatch.setattr(
+        by_class, "metric_named", lambda name: SimpleNamespace(name=names.get(name, name))
+    )
+    header, lines = by_class.class_table(Path("here"), "plan", tuple(names))
+    assert asked == [(Path("here"), "plan", tuple(names))]
+    assert header == ["setting", "plan", "requests", "own(x=1)"]
+    cells = [with_interval(3.0, None), with_interval(4.0, 0.5)]
+    assert lines == [["-", "gold", *cells], ["k=2", "all", *cells]]
+    assert by_class.class_table(Path("here"))[0] == ["setting", "class", "requests"]

@@ -217,6 +217,8 @@ def test_level_where_there_is_none_to_measure_is_refused(profile):
     ):
         check_level(spec_of(profile, real=modelled))
     check_level(spec_of(profile, real={"clock": "modelled"}))
+    for clock in ("virtual", "wall", "reference"):
+        check_level(spec_of(profile, real={"level_requests_per_client": 5, "clock": clock}))
     with pytest.raises(SpecError, match="leave it out with cost_model roofline"):
         check_level(make_spec(SPEC))
     with pytest.raises(SpecError, match="leave it out with cost_model roofline"):

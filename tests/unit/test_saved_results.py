@@ -7,10 +7,15 @@ import pytest
 
 from schedlab.experiments.figures.chosen import Chosen, draw_chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
-from schedlab.experiments.results.point_folder import POINT_FILE, content_hash_of, read_point
+from schedlab.experiments.results.point_folder import (
+    POINT_FILE,
+    content_hash_of,
+    read_point,
+    write_point,
+)
 from schedlab.experiments.results.results_folder import MARKER, check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_points, read_results
-from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.experiments.results.tables import Estimate, Row, warnings
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.sweeps.sweep_all import run_into
@@ -269,3 +274,22 @@ def test_folder_of_a_point_is_whole_if_nothing_of_it_is_missing(tmp_path, lost):
         assert content_hash_of(tmp_path, light=False) == "abc"
         (tmp_path / POINT_FILE).write_text(json.dumps({"content_hash": "abc", "light": True}))
         assert (content_hash_of(tmp_path), content_hash_of(tmp_path, light=False)) == ("abc", None)
+
+
+@pytest.mark.parametrize("label", [None, "ours"])
+def test_point_reads_back_with_all_that_was_written_beside_its_result(tmp_path, label):
+    policy = {"name": "fcfs", **({} if label is None else {"label": label})}
+    spec = make_spec({**SWEPT, "sweep": {}, "replications": 1, "policy": policy})
+    result = run(spec)
+    write_point(result, spec, tmp_path, "the hash", 1.23456, light=True)
+    found = read_point(tmp_path, "called", {"a": "1"}, 4)
+    assert (found.label, found.settings, found.replication) == ("called", {"a": "1"}, 4)
+    assert found.policy == (label or "fcfs")
+    assert (found.seconds, found.folder) == (1.235, tmp_path)
+    assert found.warnings == warnings(result)
+    assert found.cost_model == result.provenance["cost_model"]
+    assert found.prediction is None
+    assert len(found.requests_sha256) == 64
+    (tmp_path / MARKER).write_text('{"files": ["result.json"]}')
+    assert content_hash_of(tmp_path) == "the hash"
+    assert content_hash_of(tmp_path, light=False) is None, "its tables were left out"
