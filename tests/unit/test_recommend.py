@@ -14,6 +14,7 @@ from schedlab.experiments.commands.app import app
 from schedlab.experiments.search.recommend import (
     ASK_A_COST_MODEL,
     NOT_IN_VLLM,
+    UNNAMED,
     Candidate,
     Question,
     Tried,
@@ -24,7 +25,13 @@ from schedlab.experiments.search.recommend import (
 )
 from schedlab.experiments.search.recommend_report import HEADER, recommend_lines, tried_rows
 from schedlab.experiments.search.vllm_defaults import RELEASES, default_limits, release
-from schedlab.experiments.statistics import Estimate
+from schedlab.experiments.statistics import (
+    Estimate,
+    corrected,
+    paired_change,
+    verdict,
+    with_interval,
+)
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
@@ -353,3 +360,99 @@ def test_row_of_what_was_tried_has_its_limits_in_the_order_of_the_header():
         "max batched\ntokens": "512", "policy": "sarathi", "requests/s": row[-1],
     }  # fmt: skip
     assert row[-1].startswith("1.5")
+
+
+def told(**changed):
+    """What there is to say of a choice, from a recommendation with every field of its own."""
+    answers = {
+        name: SimpleNamespace(
+            error="", bound="", value=Estimate(mean, 0.5), values=[mean] * seeds, settled=True,
+            remarks=(f"remark on {name}",),
+        )
+        for name, mean, seeds in (("best", 12.0, 7), ("default", 8.0, 7))
+    }  # fmt: skip
+    asked = question(
+        slo={"ttft_ms": 500.0, "tpot_ms": 40.0},
+        attainment=0.95,
+        served="",
+        rate=10.0,
+        usd_per_hour=2.5,
+        num_gpus=4,
+    )
+    fields = {
+        "question": asked, "limits": SimpleNamespace(
+            max_num_seqs=11, max_num_batched_tokens=22, source="its source"),
+        "excluded": {"TP 8": "too wide", "TP 3": "odd"}, "tried": (),
+        "best": Tried("confirmed", Candidate(2, 2, 64, 1024, "sjf"), answers["best"]),
+        "default": Tried("confirmed", Candidate(4, 1, 256, 2048), answers["default"]),
+        "change": None, "expected": {}, "at_rate": 10.0, "max_model_len": 5000, "is_cut": False,
+        "usd_per_million_tokens": 1.234,
+    }  # fmt: skip
+    models = changed.pop("models", [])
+    if "answer" in changed:
+        vars(answers["best"]).update(changed.pop("answer"))
+    for key, value in changed.pop("asked", {}).items():
+        fields["question"] = replace(fields["question"], **{key: value})
+    return recommend_lines(SimpleNamespace(**fields | changed), models)
+
+
+def test_recommendation_is_told_with_targets_rate_cost_limits_and_what_was_left_out():
+    assert told() == [
+        "within TTFT <= 500 ms and TPOT <= 40 ms for 95% of requests it serves "
+        f"{with_interval(12.0, 0.5)} requests/s on 4 x a100-80gb",
+        f"{UNNAMED} stands for what vLLM loads, a name on huggingface.co or a folder; "
+        "--serve-as NAME writes it",
+        "10 requests/s are asked for: 20% to spare",
+        "cost: $1.23 per million output tokens at 10 requests/s (as given)",
+        f"vLLM {question().vllm} by itself: max_num_seqs 11, max_num_batched_tokens 22 "
+        "(its source)",
+        "replicas are independent engines behind vLLM's own balancing (reports every 100 ms)",
+        "left out: TP 8: too wide",
+        "left out: TP 3: odd",
+        "remark on best",
+        "how sure: 7 seeds that the choice was not made by; step times are a model's, and near "
+        "capacity a rate is off by about as much as they are",
+        "not in it: HTTP, tokenisation and streaming in front of the engine (frontend:), time of "
+        "vLLM's own scheduler, speculative decoding",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "less"),
+    [
+        ({"answer": {"settled": False}}, "a100-80gb, WHICH HAS NOT SETTLED (below)", None),
+        ({"answer": {"settled": None}}, "x a100-80gb", "SETTLED"),
+        ({"answer": {"bound": "at least"}}, "it serves at least >= 12.0", None),
+        ({"answer": {"bound": "below"}}, "NO DEPLOYMENT SERVES THEM", "to spare"),
+        ({"asked": {"served": "name"}}, "within", "stands for what vLLM loads"),
+        ({"asked": {"rate": None}}, "within", "are asked for"),
+        ({"asked": {"rate": 12.0}}, "12 requests/s are asked for: 0% to spare", "NO DEPLOYMENT"),
+        ({"asked": {"rate": 12.1}}, "12.1 requests/s are asked for: NO DEPLOYMENT", "to spare"),
+        ({"usd_per_million_tokens": math.nan},
+         "cost: no price of a100-80gb is known (--usd-per-hour)", "per million"),
+        ({"asked": {"usd_per_hour": None}}, f"requests/s ({gpu('a100-80gb').price_source})",
+         "as given"),
+        ({"is_cut": True}, "KV memory holds 5,000 tokens, less than the model's longest", None),
+        ({"best": Tried("confirmed", Candidate(4, 1, 256, 2048), SimpleNamespace(
+            error="", bound="", value=Estimate(8.0, None), values=[8.0], settled=True,
+            remarks=()))},
+         "that is what vLLM does by itself: no option is worth setting", "replicas are"),
+        ({"models": [{"calibration": "CALIBRATED"}, {"calibration": "UNCALIBRATED"}]},
+         "no run on your machine is in this: which setting is better is surer", None),
+        ({"models": [{"calibration": "CALIBRATED"}]}, "within", "no run on your machine"),
+    ],
+)  # fmt: skip
+def test_recommendation_says_what_qualifies_it_and_only_then(changed, more, less):
+    lines = told(**changed)
+    assert sum(more in line for line in lines) == 1, lines
+    if less is not None:
+        assert not any(less in line for line in lines)
+
+
+def test_recommendation_that_is_not_vllms_own_is_held_against_it():
+    values = ([12.0, 12.5, 11.5, 12.2, 11.8], [8.0, 8.2, 7.9, 8.1, 7.8])
+    change = corrected([paired_change(*values)])[0]
+    lines = told(change=change)
+    own = "vLLM's own settings (TP 4 x 1, 256 seqs, 2048 tokens, fcfs)"
+    assert lines[3] == verdict("it", own, "requests/s", change, True)
+    assert lines[3].startswith("it beats")

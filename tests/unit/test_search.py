@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import cheapest as cheapest_of
+from schedlab.experiments.search import find as finding
 from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.cheapest import cheapest
@@ -536,6 +537,77 @@ def test_find_doubles_its_runs_until_the_answer_stays(grows, lengths, said):
     assert said in one.remarks[0]
     assert one.settled is said.startswith("; settled")
     assert one.settled or "workload.num_requests=1920 goes on from there" in one.remarks[0]
+
+
+def of_length(label, answer, length):
+    """What a search came to: an answer of five seeds, a bound or an error."""
+    if isinstance(answer, str):
+        if answer in ("below", "at least"):
+            return Found(label, (SimpleNamespace(value=1.0, bound=answer),) * 5, (), ("odd",))
+        return Found(label, (), (), (), answer, length)
+    brackets = (SimpleNamespace(value=answer, bound=""),) * 5
+    return Found(label, brackets, (), ("odd",), "", length)
+
+
+@pytest.mark.parametrize(
+    ("answers", "lengths"),
+    [
+        # By label: answers with 10, 20, 40, 80 requests and on; the last one stays.
+        ({"a": [10.0, 8.0, 8.0]}, [10, 20, 40]),  # held against the one before, not the first
+        ({"a": [10.0, 9.0, 10.0, 10.0]}, [10, 20, 40, 80]),
+        ({"a": [10.0, 10.0], "b": [5.0, 6.0, 6.0]}, [10, 20, 40]),  # until all stay
+        ({"a": [10.0], "b": ["below"], "c": ["it broke"]}, [10, 20]),  # what has none, stays
+        ({"a": ["below"], "b": ["it broke"]}, [10]),
+        ({"a": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]}, [10, 20, 40, 80, 160]),
+        ({"a": [1.0, 2.0, None]}, [10, 20]),  # there are no longer runs
+        ({"a": [1.0, None]}, [10]),
+    ],
+)
+def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_before(
+    monkeypatch, answers, lengths
+):
+    asked = []
+
+    def find_all(todo, find_spec, runs, near=None):
+        length, labels = todo[0].length, [one.label for one in todo]
+        step = round(math.log2(length / 10))
+        found = {label: answers[label][min(step, len(answers[label]) - 1)] for label in labels}
+        if None in found.values():
+            raise SchedlabError("so many rows there are not")
+        asked.append((length, labels, near))
+        return [of_length(label, answer, length) for label, answer in found.items()]
+
+    monkeypatch.setattr(finding, "find_all", find_all)
+    found = finding.settled(
+        lambda length: [SimpleNamespace(label=label, length=length) for label in answers],
+        10,
+        SimpleNamespace(tolerance=0.02),
+        None,
+        "go on with {}",
+    )
+    assert [length for length, *_ in asked] == lengths
+    assert [one.label for one in found] == list(answers)
+    run = [label for label in answers if answers[label][0] != "it broke"]
+    assert [labels for _, labels, _ in asked[1:]] == [run] * (len(lengths) - 1)
+    assert asked[0][2] is None
+    for one in found:
+        came = answers[one.label]
+        last = [a for a in came if a is not None][: len(lengths)][-1]
+        if isinstance(last, str):
+            assert (one.error or one.bound) == last
+            assert one.settled is None
+        elif len(lengths) == 1:
+            assert (one.remarks, one.settled) == (("odd",), None)
+        else:
+            assert (one.values, one.num_requests) == ([last] * 5, lengths[-1])
+            path = [came[min(i, len(came) - 1)] for i in range(len(lengths))]
+            assert all(
+                f"{a:g} with {n}" in one.remarks[0] for a, n in zip(path, lengths, strict=True)
+            )
+            assert one.remarks[1:] == ("odd",)
+            assert one.settled is (path[-1] == path[-2])
+            assert ("go on with" in one.remarks[0]) is not one.settled
+            assert asked[-1][2][one.label] == [path[-2]] * 5, "near the answers before"
 
 
 def test_find_without_any_answer_asks_for_no_longer_runs():
