@@ -185,6 +185,24 @@ def test_machine_code_is_told_by_registers_stack_and_instructions_of_each_kind(m
     )
 
 
+def test_instructions_are_counted_by_whole_names_from_their_beginning(monkeypatch):
+    named = {
+        "local_accesses": ["LDL", "LDL.64", "STL.128"],
+        "wide_async_copies": ["LDGSTS.E.BYPASS.LTC128B.128", "LDGSTS.E.128"],
+        "hgmma": ["HGMMA", "HGMMA.64x64x16.F32", "HGMMA.64x8x16.F32", "HGMMA.SP"],
+        "hmma": ["HMMA.16816.F32"],
+        # What has such a name inside of its own is another instruction.
+        "none of them": ["ULDL", "LDLX", "XSTL.64", "LDGSTS.E.LTC128B.64", "ULDGSTS.E.128",
+                         "LDGSTS.128", "UTCHMMA", "QHMMA.16832", "HMMAX", "QGMMA", "UTCHGMMA"],
+    }  # fmt: skip
+    code = [SimpleNamespace(name=name) for names in named.values() for name in names]
+    monkeypatch.setattr(compile_check, "parse", lambda sass: code)
+    monkeypatch.setattr(compile_check, "plant", lambda given: given)
+    monkeypatch.setattr(compile_check, "hazards", lambda given: given[:2])
+    counts = {name: len(names) for name, names in named.items() if name != "none of them"}
+    assert compile_check._count("") == {**counts, "hazards": 2}
+
+
 def test_everything_is_compiled_once_and_told_a_line_each(monkeypatch, capsys):
     fields = dict.fromkeys(Compiled._fields[4:-1], 1)
 

@@ -62,6 +62,13 @@ def test_content_that_two_compute_is_kept_once():
     pool.merge_doubles()
     assert pool.blocks(1).tolist() == pool.blocks(2).tolist()
     assert pool.num_used == 1
+    # The block that was merged away is handed out again, and the one in use is not.
+    pool.grow(3, 20)
+    assert sorted([*pool.blocks(1).tolist(), *pool.blocks(3).tolist()]) == [1, 2, 3, 4, 5, 6]
+    pool.release(1)
+    assert pool.blocks_of([10]).tolist() == pool.blocks(2).tolist()
+    with pytest.raises(SchedlabError, match="do not count alike"):
+        pool.grow(4, 1)
 
 
 def test_names_that_are_told_again_in_part_are_taken_once():

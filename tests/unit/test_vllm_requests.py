@@ -115,6 +115,8 @@ def test_requests_that_are_gone_are_forgotten_with_their_last_token():
     one, other = Sampled(0, computed=20, outputs=1), Sampled(1)
     requests, scheduler, _ = inside(one, other)
     waiting = requests.add(Sampled(2), bare(Sampled(2), 2, 8), 9)
+    assert (waiting.queued_ns, waiting.request.arrival_ns) == (9, 8)
+    assert requests.state_of("r2") is waiting
     requests.enqueue(waiting, 9)
     one.num_output_tokens = 3
     del scheduler.requests["r0"]
