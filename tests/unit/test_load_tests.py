@@ -16,6 +16,7 @@ from schedlab.experiments.comparing.load_tests import (
     validate_load_tests,
 )
 from schedlab.experiments.running.run import run
+from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
 from schedlab.sim.errors import SpecError, TraceError
@@ -271,6 +272,23 @@ def test_changes_are_after_the_requests_behind_which_a_quantile_is_between_two_n
     assert stage(0, 4.5, 5.5, 6.5, 7.5).changes() == [3, 6, 11, 19]
     assert stage(0, 4.0, 4.0, 5.0, 6.0).changes() == []
     assert stage(1, 4.5, 5.5, 6.5, 7.5).changes() == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "shared"),
+    [
+        ((40, 2, 3), SharedPrompts(40, 2, 6)),
+        ((0, 5, 2), SharedPrompts(0, 5, 10)),
+    ],
+)
+def test_shared_prompts_are_as_many_as_users_of_all_groups_and_may_have_nothing_in_common(
+    tmp_path, keys, shared
+):
+    names = ("system_prompt_tokens", "num_system_prompts", "users_per_system_prompt")
+    assert load_test(written(tmp_path, TEST | dict(zip(names, keys, strict=True)))).shared == shared
+    for name in names[1:]:
+        with pytest.raises(TraceError, match=rf"{name}: must be .*>= 1, got 0"):
+            load_test(written(tmp_path, TEST | dict(zip(names, keys, strict=True)) | {name: 0}))
 
 
 def test_load_test_without_shared_prompts_shares_nothing(tmp_path):
@@ -568,3 +586,19 @@ def test_experiment_of_a_load_test_has_its_server_and_what_is_said_beside_it(tmp
         f"Qwen/Qwen3-30B-A3B --hardware h100 --expert-parallel -o {tmp_path}/qwen3-30b-a3b-tp1, "
         "or add cost_model=roofline"
     )
+
+
+@pytest.mark.parametrize("num_requests", [None, 30])
+def test_experiment_of_a_load_test_draws_its_requests_by_its_seed(tmp_path, num_requests):
+    path = written(tmp_path, TEST)
+
+    def loaded(seed):
+        workload = {"load_test": {"file": str(path), "run": "small"}, "num_requests": num_requests}
+        return load_workload(make_spec({"seed": seed, "workload": workload}), 2048)
+
+    one, same, other = loaded(3), loaded(3), loaded(4)
+    assert len(one) == num_requests or num_requests is None
+    assert one.arrival_ns.tolist() == same.arrival_ns.tolist()
+    assert one.arrival_ns.tolist() != other.arrival_ns.tolist()
+    drawn = load_test_requests(load_test(path, "small"), 3)
+    assert one.arrival_ns.tolist() == drawn.arrival_ns.tolist()[:num_requests]

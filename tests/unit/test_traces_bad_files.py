@@ -1,4 +1,5 @@
 import gzip
+import json
 import re
 
 import pytest
@@ -207,6 +208,22 @@ def test_stream_with_wrong_argument_raises_before_reading(tmp_path):
     path.write_text(OWN)
     with pytest.raises(TraceError, match="chunk_rows must be >= 1"):
         stream(path, chunk_rows=0)
+
+
+def test_drop_empty_leaves_calls_of_no_session_out_and_counts_them(tmp_path):
+    path = tmp_path / "agents.jsonl"
+    calls = [
+        {"arrival_time_ns": i, "input_toks": prompt, "output_toks": output}
+        for i, (prompt, output) in enumerate(((3, 4), (5, 0), (6, 7), (0, 8)))
+    ]
+    # A line with sub_requests tells that the file is one of sessions.
+    for wrapped in (calls, [{"arrival_time_ns": 0, "sub_requests": calls[:1]}, *calls[1:]]):
+        path.write_text("".join(json.dumps(call) + "\n" for call in wrapped))
+        with pytest.raises(TraceError, match=r"agents\.jsonl:4: 0 prompt tokens, expected >= 1"):
+            read(path)
+        trace = read(path, drop_empty=True)
+        assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([3, 6], [4, 7])
+        assert trace.report.rows_dropped == {"no prompt or no output tokens": 2}
 
 
 def test_drop_empty_leaves_rows_out_and_counts_them(tmp_path):

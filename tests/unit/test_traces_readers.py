@@ -389,6 +389,11 @@ def test_mooncake_blocks_are_as_large_as_the_first_row_that_tells_says(
     [
         ("a.json", '{\n "x": 1,\n "y": [2]}\n', ("jsonl", ("x", "y"))),
         ("a.jsonl", '\n{"x": 1}\n{"z": 1}\n', ("jsonl", ("x",))),
+        # Lines of JSON under the name of one object, and an object over many lines, zipped or not.
+        ("a.json", '{"x": 1}\n{"z": 1}\n', ("jsonl", ("x",))),
+        ("a.json.gz", ' {\n"x": 1,\n"w": {}\n}', ("jsonl", ("x", "w"))),
+        ("a.json", ' [\n{"x": 1}]', ("json", ("x",))),
+        ("a.txt", '{\n "x": 1}\n', "a.txt:1: no complete JSON object"),
         ("a.json", '[{"x": 1, "y": 2}]', ("json", ("x", "y"))),
         ("a.csv", "x, y\n1,2\n", ("csv", ("x", "y"))),
         ("a.jsonl", '{\n "x": 1}\n', "a.jsonl:1: no complete JSON object"),

@@ -269,3 +269,16 @@ def test_prefix_in_blocks_that_do_not_divide_raises():
         prefix.with_block_tokens(24, np.array([16]))
     with pytest.raises(TraceError, match="too large to split"):
         PrefixHashes.from_rows([[2**60]], 64).with_block_tokens(16, np.array([64]))
+
+
+def test_prefix_takes_ids_of_64_bits_and_no_more():
+    least, most = -(2**63), 2**63 - 1
+    column = PrefixHashes.from_rows([[least, most], [], (0,)], 16)
+    assert column.rows() == [(least, most), (), (0,)]
+    assert (column.offsets.tolist(), column.block_tokens) == ([0, 2, 2, 3], 16)
+    for row in ([0, most + 1], [least - 1, 0]):
+        with pytest.raises(TraceError, match=r"row 2.*block ids must fit in 64 bits, signed"):
+            PrefixHashes.from_rows([[1], [2], row], 16)
+    for row in ([1, 2.0], [True], ["3"], "45", None):
+        with pytest.raises(TraceError, match=r"row 1.*block ids must be a list of integers"):
+            PrefixHashes.from_rows([[1], row, [2]], 16)
