@@ -1,7 +1,11 @@
 """Opening a model: weights from files, and errors that say what to do."""
 
 import json
+import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -55,6 +59,112 @@ def test_weights_read_from_safetensors_give_the_same_logits(tmp_path, save_file,
         save_file(tensors, tmp_path / "model.safetensors")
     runner = open_runner(write_model(tmp_path), CONFIG, weights=tmp_path, seed=9)
     assert torch.equal(paged_logits(runner, [1, 2, 3]), paged_logits(tiny_runner(), [1, 2, 3]))
+
+
+class Opened:
+    """A file of tensors, in place of what safetensors opens."""
+
+    files: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, path, framework, device="cpu"):
+        assert framework == "pt"
+        self.tensors, self.device = self.files[path.name], device
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def keys(self):
+        return list(self.tensors)
+
+    def get_tensor(self, name):
+        return self.tensors[name].to(self.device)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_each_tensor_is_read_from_its_file_in_the_type_asked_for(monkeypatch, tmp_path, is_sharded):
+    tensors = {
+        name: torch.arange(6.0).view(2, 3) + i
+        for i, name in enumerate(("a.weight", "b.weight", "c.weight"))
+    }
+    single, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    if is_sharded:
+        places = {"a.weight": "one", "b.weight": "two", "c.weight": "one"}
+        index.write_text(json.dumps({"weight_map": places}))
+        files = {
+            file: {name: tensors[name] for name, place in places.items() if place == file}
+            for file in ("one", "two")
+        }
+    else:
+        single.write_bytes(b"")
+        files = {single.name: tensors}
+    monkeypatch.setattr(Opened, "files", files)
+    monkeypatch.setitem(sys.modules, "safetensors", SimpleNamespace(safe_open=Opened))
+    source = weights.safetensors_source(tmp_path, CPU, torch.float16)
+    for name, tensor in tensors.items():
+        read = source(name, (2, 3))
+        assert (read.dtype, read.tolist()) == (torch.float16, tensor.tolist())
+    file = tmp_path / ("two" if is_sharded else single.name)
+    with pytest.raises(SpecError) as caught:
+        source("b.weight", (3, 2))
+    assert str(caught.value) == f"{file}: b.weight has shape (2, 3), the model needs (3, 2)"
+    with pytest.raises(SpecError) as caught:
+        source("c.weigth", (2, 3))
+    assert str(caught.value) == f"{tmp_path}: tensor c.weigth is missing (it has c.weight)"
+    with pytest.raises(SpecError) as caught:
+        source("xyzzy", (2, 3))
+    assert str(caught.value) == f"{tmp_path}: tensor xyzzy is missing"
+    tensors["a.k_proj.bias"] = torch.zeros(2)
+    if is_sharded:
+        places["a.k_proj.bias"] = "one"
+        index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(SpecError) as caught:
+        weights.safetensors_source(tmp_path, CPU, torch.float16)
+    assert str(caught.value) == (
+        f"{tmp_path}: a.k_proj.bias: projections with biases are not supported"
+    )
+    for path in (single, index):
+        path.unlink(missing_ok=True)
+    with pytest.raises(SpecError) as caught:
+        weights.safetensors_source(tmp_path, CPU, torch.float16)
+    assert str(caught.value) == (
+        f"{tmp_path}: has neither model.safetensors nor model.safetensors.index.json"
+    )
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(SpecError, match="reading weights needs `pip install safetensors`"):
+        weights.safetensors_source(tmp_path, CPU, torch.float16)
+
+
+def test_random_tensors_are_as_wide_as_their_names_say_and_the_same_for_a_seed():
+    layers = TINY.shape.num_layers
+    source = weights.random_source(TINY, 3, CPU, torch.float32)
+    residual = 1 / math.sqrt(2 * layers)
+    size = (200, 400)  # so that a row of 400 inputs is scaled by a twentieth
+    drawn = {}
+    for name, scale in (
+        ("model.layers.0.self_attn.q_proj.weight", 4.0),
+        ("model.layers.0.self_attn.k_proj.weight", 1.0),
+        ("model.layers.1.self_attn.v_proj.weight", 2.0),
+        ("model.layers.0.self_attn.o_proj.weight", residual),
+        ("model.layers.0.mlp.gate_proj.weight", 1.0),
+        ("model.layers.0.mlp.down_proj.weight", residual),
+        ("lm_head.weight", 1.0),
+    ):
+        drawn[name] = tensor = source(name, size)
+        assert tensor.shape == size
+        assert float(tensor.std()) == pytest.approx(scale / 20, rel=0.03)
+        assert abs(float(tensor.mean())) < 0.01 * scale / 5
+    norm = source("model.norm.weight", (5000,))
+    assert float(norm.mean()) == pytest.approx(1.0, abs=0.01)
+    assert float(norm.std()) == pytest.approx(0.1, rel=0.05)
+    again = weights.random_source(TINY, 3, CPU, torch.float32)
+    other = weights.random_source(TINY, 4, CPU, torch.float32)
+    first = next(iter(drawn))
+    assert torch.equal(again(first, size), drawn[first])
+    assert not torch.equal(other(first, size), drawn[first])
+    assert weights.random_source(TINY, 3, CPU, torch.float16)(first, size).dtype == torch.float16
 
 
 @pytest.mark.parametrize("map_", [["a"], {"a": 3}, {"a": "b", "c": "sub/d"}, {"a": "../b"}, None])
