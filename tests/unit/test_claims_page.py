@@ -1,13 +1,16 @@
 """The list of quoted claims, and the page that is made from it."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from schedlab.experiments.claims import page
 from schedlab.experiments.claims.claims import Finding, MeasuredFigure, shipped
 from schedlab.experiments.claims.page import data, markdown
 from schedlab.experiments.claims.quoted import (
@@ -19,7 +22,7 @@ from schedlab.experiments.claims.quoted import (
     wanted,
 )
 from schedlab.experiments.claims.readings import Reading
-from schedlab.experiments.claims.report import section
+from schedlab.experiments.claims.report import anchor, section
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.errors import SpecError
@@ -153,14 +156,14 @@ def test_page_tells_claim_source_figures_and_reasons():
         claim(id="F1", checked="A measurement."),
     ]
     found = [finding("reproduced", "opposite")]
-    page = markdown(claims, found)
-    assert "Of 3 claims: 1 holds, 1 checked otherwise, 1 not testable here." in page
-    assert "| [A1](#a1) | It is faster. | None. | holds |" in page
-    assert "| [small](#continuous) | throughput | 2.00x to 4.00x |" in page
-    assert "*beside:* capacity" in page
-    assert "**Not testable here.** It is a default." in page
-    assert "`experiments/papers/claims/small.yaml`" in page
-    assert page == markdown(claims, found)
+    told = markdown(claims, found)
+    assert "Of 3 claims: 1 holds, 1 checked otherwise, 1 not testable here." in told
+    assert "| [A1](#a1) | It is faster. | None. | holds |" in told
+    assert "| [small](#continuous) | throughput | 2.00x to 4.00x |" in told
+    assert "*beside:* capacity" in told
+    assert "**Not testable here.** It is a default." in told
+    assert "`experiments/papers/claims/small.yaml`" in told
+    assert told == markdown(claims, found)
 
 
 def test_section_ends_with_what_a_bound_is_if_any_figure_is_one():
@@ -215,8 +218,6 @@ def test_data_keeps_figures_of_this_page_apart_from_cited_ones(tmp_path):
 
 
 def test_recorded_page_has_the_present_list():
-    import json
-
     root = Path(__file__).resolve().parents[2]
     record = json.loads((root / "docs" / "results" / "claims.json").read_text())
     # A page older than the list fails here: schedlab claims --page claims -o docs/results
@@ -263,4 +264,93 @@ def test_data_of_both_kinds_of_experiments_has_each_once_and_all_about_it(monkey
             "test": {"small": ["throughput", "capacity"]},
             "verdict": "holds in part",
         }
+    ]
+
+
+def test_page_runs_its_own_experiments_in_full_and_of_others_the_figures_it_cites(monkeypatch):
+    specs = {name: SimpleNamespace(name=name) for name in ("own", "cited", "both", "unused")}
+    lists = {
+        "claims": [(Path("claims/own.yaml"), specs["own"]), (Path("claims/b.yaml"), specs["both"])],
+        "policies": [
+            (Path("policies/unused.yaml"), specs["unused"]),
+            (Path("policies/b.yaml"), specs["both"]),
+            (Path("policies/cited.yaml"), specs["cited"]),
+        ],
+    }
+    claims = [
+        claim(test={"cited": ["f"], "own": ["g"]}),
+        claim(id="B1", test={"both": ["h"]}, beside={"cited": ["i"]}),
+    ]
+    monkeypatch.setattr(page, "load_quoted", lambda: claims)
+    monkeypatch.setattr(page, "shipped", lambda folder: folder)
+    monkeypatch.setattr(page, "load_claims", lambda folder: lists[folder])
+    monkeypatch.setattr(
+        page,
+        "examine",
+        lambda path, spec, runs, only=None: SimpleNamespace(told=(path, runs, only), spec=spec),
+    )
+    told, findings = page.run_page("runs")
+    assert told is claims
+    assert [finding.told for finding in findings] == [
+        (Path("claims/own.yaml"), "runs", None),
+        (Path("claims/b.yaml"), "runs", None),
+        (Path("policies/cited.yaml"), "runs", {"f", "i"}),
+    ]
+
+
+def test_page_is_written_with_its_data_into_a_folder_that_is_made(tmp_path, monkeypatch):
+    told = {"a": 1.23456789, "b": [None]}
+    monkeypatch.setattr(page, "markdown", lambda *given: f"page of {given}")
+    monkeypatch.setattr(page, "data", lambda *given: told | {"of": list(given)})
+    files = page.write(["claims"], ["findings"], tmp_path / "new" / "er")
+    assert files == [tmp_path / "new" / "er" / name for name in ("claims.md", "claims.json")]
+    assert files[0].read_text() == "page of (['claims'], ['findings'])"
+    text = files[1].read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text) == {"a": 1.234568, "b": [None], "of": [["claims"], ["findings"]]}
+
+
+def test_claim_on_the_page_has_every_part_in_its_turn(monkeypatch):
+    found = {
+        "small": finding("reproduced", "opposite"),
+        "cited": finding("in our band", "opposite", folder="policies"),
+    }
+    asked = claim(
+        test={"small": ["throughput"], "cited": ["capacity"]},
+        beside={"small": ["capacity"]},
+        only="a half of it.",
+        reading="We read it so.",
+    )
+    system = found["small"].spec.claim.system
+    lines = list(page._claim(asked, "does not hold", found))
+    assert lines[:12] == [
+        "### A1", "", "> It is faster.", "", "*Source:* None.", "", "**Does not hold.**", "",
+        "Tested is only a part: a half of it.", "", "We read it so.", "",
+    ]  # fmt: skip
+    rows = [line for line in lines[12:] if line.startswith("| [")]
+    begins = [row.split("|")[1:3] for row in rows]
+    assert begins == [
+        [f" [small](#{anchor(system)}) ", " throughput "],
+        [f" [cited](policies.md#{anchor(system)}) ", " capacity "],
+        [f" [small](#{anchor(system)}) ", " *beside:* capacity "],
+    ]
+    assert lines[12].startswith("| experiment | figure | claimed |")
+    assert not any("Why not" in line for line in lines)
+    cause = SimpleNamespace(sentence="It is slower.")
+    monkeypatch.setattr(
+        page,
+        "measured_of",
+        lambda *_: [
+            (SimpleNamespace(figure=SimpleNamespace(name=name), cause=cause), False)
+            for name in ("f", "g")
+        ],
+    )
+    monkeypatch.setattr(page, "_figure_rows", lambda *_: [])
+    assert list(page._claim(asked, "holds", found))[-5:] == [
+        "", "Why not (what shows it stands with the experiment):", "",
+        "* f: It is slower.", "* g: It is slower.",
+    ]  # fmt: skip
+    plain = claim(outside="It is a default.")
+    assert list(page._claim(plain, "not testable here", found))[6:7] == [
+        "**Not testable here.** It is a default."
     ]
