@@ -39,6 +39,7 @@ from schedlab.experiments.regression.matrix import Matrix, MatrixPoint
 from schedlab.experiments.regression.report import _sentence
 from schedlab.experiments.results import saved_results
 from schedlab.experiments.search import find as finding
+from schedlab.experiments.specification import starter
 from schedlab.experiments.statistics import LEAST_SEEDS, Change
 from schedlab.experiments.sweeps import dry_run, store, sweep_all, workers
 from schedlab.sim.config import EngineConfig
@@ -55,6 +56,36 @@ from tests.laws import arrival
 
 def schedlab(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
+
+
+# -- to start from ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["", "new/er"])
+def test_init_writes_what_to_start_from_and_says_what_to_run_next(monkeypatch, tmp_path, folder):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(starter, "json_schema", lambda: {"of": "keys"})
+    done = schedlab("init", *([folder] if folder else []))
+    there = f"{folder}/" if folder else ""
+    names = ["spec.yaml", "longest_first.py", starter.SCHEMA_FILE]
+    cd = f"cd {folder} && " if folder else ""
+    assert done.output.splitlines() == [
+        *(f"{there}{name}" for name in names),
+        f"next: {cd}schedlab run spec.yaml",
+        "then: schedlab run spec.yaml policy=longest_first:LongestPromptFirst -o longest-first",
+    ]
+    spec, policy, schema = ((tmp_path / folder / name).read_text() for name in names)
+    assert "schedlab run spec.yaml" in spec
+    assert f"schedlab run {starter.EXAMPLE}" not in spec
+    assert policy == starter.POLICY
+    assert json.loads(schema) == {"of": "keys"}
+    (tmp_path / folder / names[0]).unlink()
+    (tmp_path / folder / names[1]).write_text("mine")
+    again = schedlab("init", *([folder] if folder else []))
+    assert again.exit_code == 2
+    assert f"{there}longest_first.py is there already; name another folder" in again.output
+    assert not (tmp_path / folder / names[0]).exists(), "none is written"
+    assert (tmp_path / folder / names[1]).read_text() == "mine"
 
 
 # -- lists -------------------------------------------------------------------------------------

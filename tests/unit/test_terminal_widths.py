@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -224,3 +225,61 @@ def test_each_line_of_a_text_is_wrapped_alone_and_goes_on_further_in(monkeypatch
     assert told == [
         "first", "the second is a long", "  one", "", "the twenty of fourth", "next"
     ]  # fmt: skip
+
+
+class Progress:
+    """A bar of rich that notes what it is told."""
+
+    told: ClassVar[list[object]] = []
+
+    def __init__(self, *columns, console, transient):
+        self.told.append((len(columns), console.stderr, transient))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.told.append("gone")
+
+    def add_task(self, description, total):
+        self.told.append(("task", description, total))
+        return "the task"
+
+    def update(self, task, description, completed):
+        self.told.append((task, description, completed))
+
+
+def test_progress_is_a_bar_on_a_terminal_and_nothing_where_it_is_not_wanted(monkeypatch):
+    monkeypatch.setattr(Progress, "told", [])
+    monkeypatch.setattr("rich.progress.Progress", Progress)
+    monkeypatch.setattr(
+        terminal, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True))
+    )
+    with terminal.steps_bar(False) as progress:
+        progress(3, 4, "measuring [x]")
+        progress(4, 4, "done")
+    assert Progress.told == [
+        (3, True, True), ("task", "", 1.0),
+        ("the task", "\\[3/4] measuring \\[x]", 0.75), ("the task", "\\[4/4] done", 1.0), "gone",
+    ]  # fmt: skip
+    with terminal.bar(True) as draw, terminal.steps_bar(True) as progress:
+        assert draw is progress is None
+
+
+def test_progress_elsewhere_is_a_line_at_ten_seconds_and_ever_more_rarely(monkeypatch, capsys):
+    at_s = [100.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at_s[0]))
+    monkeypatch.setattr(
+        terminal, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: False))
+    )
+    with terminal.bar(False) as draw:
+        for after_s in range(100):
+            at_s[0] = 100.0 + after_s
+            draw(f"part {after_s}", after_s / 100)
+    out, told = capsys.readouterr()
+    # Ten seconds after the last, or half as long again since the beginning.
+    assert [line.split(":")[0] for line in told.splitlines()] == [
+        f"{s} s, {s}%" for s in (10, 20, 30, 45, 68)
+    ]
+    assert told.splitlines()[0].endswith(": part 10")
+    assert out == ""
