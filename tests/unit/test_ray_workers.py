@@ -3,12 +3,13 @@
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.sweeps import ray_workers
+from schedlab.experiments.sweeps import jobs, ray_workers
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.ray_workers import LOCAL, RayWorkers
 from schedlab.experiments.sweeps.workers import ONE_THREAD
@@ -113,3 +114,25 @@ def test_workers_leave_the_cluster_at_the_end(ray):
 def test_job_has_a_core_of_its_own_and_is_not_tried_again_by_ray(ray):
     assert list(RayWorkers(LOCAL, 1, []).run([])) == []
     assert ray.asked[-1] == {"num_cpus": 1, "max_retries": 0}
+
+
+@pytest.mark.parametrize("error", ["", "it broke"])
+def test_point_that_runs_elsewhere_comes_back_as_files_of_the_folder_it_is_for(
+    monkeypatch, tmp_path, error
+):
+    ran = []
+
+    def run_job(job):
+        ran.append(job)
+        job.folder.mkdir()
+        (job.folder / "result.json").write_text("some")
+        (job.folder / "steps.parquet").write_bytes(b"bytes")
+        return Done(job, 2.5, error)
+
+    monkeypatch.setattr(jobs, "run_job", run_job)
+    job = Job("spec", "hash", Path("/far/away/the-point"), "label", light=True)
+    done, files = jobs.run_elsewhere(job, tmp_path)
+    assert ran == [Job("spec", "hash", tmp_path / "the-point", "label", light=True)]
+    assert done == Done(job, 2.5, error), "as it was asked for"
+    expected = {"result.json": b"some", "steps.parquet": b"bytes"}
+    assert files == ({} if error else expected)

