@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -142,3 +143,33 @@ def test_specification_of_the_peer_is_its_cluster_and_says_all_of_it():
             },
         },
     }
+
+
+def test_our_run_is_read_by_the_peers_definitions(monkeypatch):
+    """Ours counts the first token in what follows, as the peer does: all of them share it."""
+    columns = {
+        "status": [0, 0],
+        "arrival_ns": [1_000_000_000, 2_000_000_000],
+        "queued_ns": [1, 1],
+        "first_token_ns": [1_250_000_000, 3_000_000_000],
+        "last_token_ns": [2_250_000_000, 3_500_000_000],
+        "generated_tokens": [4, 10],
+    }
+    asked = []
+
+    def run(spec):
+        asked.append(spec)
+        return SimpleNamespace(requests={k: np.array(v) for k, v in columns.items()})
+
+    monkeypatch.setattr(splitwise, "run", run)
+    monkeypatch.setattr(splitwise, "make_spec", lambda keys: ("made", keys))
+    found = splitwise.ours({"name": "x"})
+    assert asked == [("made", {"name": "x"})]
+    assert found == {
+        "ttft_times": [0.25, 1.0],
+        "tbt_times": [1.0 / 4, 0.5 / 10],
+        "response_times": [1.25, 1.5],
+    }
+    columns["status"] = [0, 1]
+    with pytest.raises(AssertionError, match="all are answered"):
+        splitwise.ours({})

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -513,6 +514,12 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
     assert loads == [2.0, 3.0, 4.0]
     with pytest.raises(SpecError, match="no setting is called 'label c' here; did you mean lab"):
         plot.gantt("label c")
+    monkeypatch.setattr("schedlab.experiments.specification.loading.load_spec", str)
+    monkeypatch.setattr("schedlab.experiments.analysis.latencies.alone_s", "alone by {}".format)
+    runs[0].folder, runs[1].folder = Path("first"), Path("second")
+    told = "slowdown_against_length", {"curve of b": "b"}, "alone by second/spec.yaml", title
+    assert plot.slowdown_against_length(5.0) == (told, still)
+    assert loads[-1] == 5.0
 
 
 @pytest.mark.parametrize(

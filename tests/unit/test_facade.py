@@ -62,6 +62,19 @@ def test_find_tells_the_cheapest_where_there_is_one_and_else_verdicts(monkeypatc
     assert found.found == ["two policies"]
 
 
+@pytest.mark.parametrize("check", [None, True, False])
+def test_measure_compares_what_is_asked_for_and_keeps_what_is_told_of_it(monkeypatch, check):
+    comparing = "schedlab.experiments.comparing"
+    monkeypatch.setattr(
+        f"{comparing}.compare.compare", lambda spec, check=None: [spec.name, spec.seed, check]
+    )
+    monkeypatch.setattr(
+        f"{comparing}.comparison_files.to_data", lambda found, spec: {"of": [*found, spec.seed]}
+    )
+    found = sl.measure(SWEPT, seed=7, **({} if check is None else {"check": check}))
+    assert found.data == {"of": ["two policies", 7, check, 7]}
+
+
 @pytest.mark.slow
 def test_import_of_schedlab_is_light():
     code = (
