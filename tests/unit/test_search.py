@@ -610,6 +610,65 @@ def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_befo
             assert asked[-1][2][one.label] == [path[-2]] * 5, "near the answers before"
 
 
+@pytest.mark.parametrize(
+    ("length", "settle", "goals", "lengths"),
+    [
+        # Of the best, and of the one given, with 10, 20, 40 requests and on.
+        (10, True, [(5.0, 3.0), (5.0, 3.0)], [10, 20]),
+        (10, True, [(5.0, 3.0), (4.0, 3.0), (4.0, 3.0)], [10, 20, 40]),
+        (10, True, [(5.0, 3.0), (5.0, 4.0), (5.0, 4.0)], [10, 20, 40]),  # both have to stay
+        (10, True, [(float(n), 3.0) for n in range(1, 9)], [10, 20, 40, 80, 160]),
+        (10, True, [(5.0, 3.0), (4.0, 3.0), "not so long"], [10, 20]),
+        (10, True, [(5.0, 3.0), SchedlabError("not so long")], [10]),
+        (10, False, [(5.0, 3.0)], [10]),
+        (None, True, [(5.0, 3.0)], [None]),
+    ],
+)
+def test_winner_is_run_ever_longer_until_it_and_the_one_given_stay(
+    monkeypatch, length, settle, goals, lengths
+):
+    asked = []
+
+    def evaluate(settings, asks, runs):
+        assert (asks.goal, runs) == ("throughput", "runs")
+        came = goals[len(asked)]
+        if isinstance(came, SchedlabError):
+            raise came
+        if isinstance(came, str):
+            return [Trial(settings[0][0], (1.0,) * 5, (0.0,)), came]
+        asked.append(settings)
+        return [
+            Trial(values, (goal,) * 5, (0.0,))
+            for (values, _), goal in zip(settings, came, strict=True)
+        ]
+
+    monkeypatch.setattr(tuning, "evaluate", evaluate)
+    monkeypatch.setattr(tuning, "with_values", lambda spec, values: (spec, values))
+    fresh = SimpleNamespace(workload=SimpleNamespace(num_requests=length))
+    best, given = {"a": 4.0, "b": 0.5}, {"a": 2.0, "b": 0.5}
+    asks = SimpleNamespace(settle=settle, goal="throughput")
+    trials, told = tuning._settled(fresh, asks, [best, given], "runs")
+    assert [trial.goals for trial in trials] == [(goal,) * 5 for goal in goals[len(lengths) - 1]]
+    for n, settings in zip(lengths, asked, strict=True):
+        spec = fresh if n is None else (fresh, {"workload.num_requests": n})
+        assert settings == [(best, (spec, {"a": 4, "b": 0.5})), (given, spec)]
+        assert type(settings[0][1][1]["a"]) is int
+    if len(lengths) == 1:
+        assert told == ""
+    else:
+        assert told.endswith(" (settings were tried with 10)")
+        for n, (goal, _) in zip(lengths, goals, strict=False):
+            assert f"{goal:g} with {n}" in told
+
+
+def test_setting_that_fails_at_first_is_an_error(monkeypatch):
+    monkeypatch.setattr(tuning, "evaluate", lambda *_: ["it broke", "so did this"])
+    monkeypatch.setattr(tuning, "with_values", lambda spec, values: spec)
+    fresh = SimpleNamespace(workload=SimpleNamespace(num_requests=None))
+    with pytest.raises(SchedlabError, match=r"^it broke$"):
+        tuning._settled(fresh, None, [{}], None)
+
+
 def test_find_without_any_answer_asks_for_no_longer_runs():
     runs = Lengths()
     (one,) = find(
