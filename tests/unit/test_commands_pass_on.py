@@ -6,6 +6,7 @@ are otherwise asked through dear runs, in which most options are left alone.
 
 import importlib
 import json
+import math
 import re
 import signal
 from contextlib import contextmanager
@@ -23,16 +24,19 @@ from schedlab.experiments.commands import measure as measure_module
 from schedlab.experiments.commands import policy as policy_module
 from schedlab.experiments.commands import predictor as predictor_module
 from schedlab.experiments.commands import profile as profile_module
+from schedlab.experiments.commands import recommend as recommend_module
 from schedlab.experiments.commands import regress as regress_module
 from schedlab.experiments.commands import results as results_module
 from schedlab.experiments.commands import run as run_module
 from schedlab.experiments.commands import sweep as sweep_module
 from schedlab.experiments.commands import trace_fetch
+from schedlab.experiments.commands import validate as validate_module
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.commands.running import told_what_is_kept
 from schedlab.experiments.comparing import compare as comparing
 from schedlab.experiments.comparing import comparison_files, frontend_measurement, load_tests
 from schedlab.experiments.figures import figures
+from schedlab.experiments.figures.chosen import Chosen
 from schedlab.experiments.regression import check
 from schedlab.experiments.regression.check import Move
 from schedlab.experiments.regression.matrix import Matrix, MatrixPoint
@@ -835,3 +839,261 @@ def test_load_tests_are_predicted_or_measure_their_front_end(monkeypatch, tmp_pa
         source = "load tests of some/tests.yaml less their simulated engines"
         assert asked[1:] == [(["e"], source), (Path("f.yaml"), "front", {"e": 2})]
     assert json.loads(done.stdout) == {"d": 1}
+
+
+# -- what is told of the work, and how it ends -------------------------------------------------
+
+
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_check_for_regressions_tells_and_writes_its_cases_and_fails_if_they_do(
+    monkeypatch, tmp_path, passes, quiet
+):
+    """The folder that comes with schedlab is taken where there is none here."""
+    monkeypatch.chdir(tmp_path)
+    told = []
+    regression = "schedlab.experiments.regression"
+    monkeypatch.setattr(
+        "schedlab.experiments.specification.shipped.shipped_folder", lambda name: Path("with", name)
+    )
+    for module, name, stand_in in (
+        ("baseline", "kept_baseline", lambda folder: ("kept", folder)),
+        ("baseline", "version_change", lambda kept: f"versions of {kept[0]}"),
+        ("check", "compare", lambda *given: [given]),
+        ("report", "write_junit", lambda cases, path: path.write_text(str(len(cases)))),
+        ("report", "markdown", lambda cases, versions: f"{cases[0][0]}, {versions}"),
+        ("report", "passes", lambda cases: passes),
+    ):
+        monkeypatch.setattr(f"{regression}.{module}.{name}", stand_in)
+    monkeypatch.setattr(regress_module, "_matrix", lambda folder: ("matrix", folder))
+    monkeypatch.setattr(regress_module, "_measure", lambda *given: given)
+    monkeypatch.setattr(regress_module, "_print", lambda *given: told.append(given))
+
+    def checked(*words):
+        done = schedlab("regress", "check", *words, *(["--quiet"] if quiet else []))
+        assert done.exit_code == (0 if passes else 1)
+
+    for words, folder, jobs, keep in (
+        ([], Path("with/regression"), None, None),
+        (["--baseline", "mine", "-j", 3, "--keep", "runs"], Path("mine"), 3, Path("runs")),
+    ):
+        checked(*words)
+        matrix, kept = ("matrix", folder), ("kept", folder)
+        case = (matrix, kept, (matrix, jobs, keep, quiet))
+        assert told == ([] if quiet and passes else [([case], "versions of kept")])
+        told.clear()
+    checked("--junit", "told.xml", "--markdown", "told.md")
+    assert Path("told.xml").read_text() == "1"
+    assert Path("told.md").read_text().endswith(", versions of kept")
+    Path("regression").mkdir()
+    told.clear()
+    checked()
+    if told:
+        assert told[0][0][0][0] == ("matrix", Path("regression"))
+
+
+@pytest.mark.parametrize("num_moved", [0, 2, 3, 5])
+def test_moves_are_printed_up_to_a_number_and_then_counted(monkeypatch, num_moved):
+    printed = []
+    monkeypatch.setattr(regress_module, "_MOST_ROWS", 3)
+    report = "schedlab.experiments.regression.report"
+    moved = [(f"row {i}",) for i in range(num_moved)]
+    monkeypatch.setattr(f"{report}.rows", lambda cases: moved)
+    monkeypatch.setattr(f"{report}.HEADER", "header")
+    monkeypatch.setattr(f"{report}.summary_lines", lambda *given: [given])
+    monkeypatch.setattr(regress_module, "print_table", lambda *given: printed.append(given))
+    monkeypatch.setattr(regress_module, "print_lines", printed.append)
+    regress_module._print("cases", "versions")
+    table = [("", "header", moved[:3])] if num_moved else []
+    more = [["... and 2 more rows (--markdown FILE has more)"]] if num_moved == 5 else []
+    assert printed == [*table, *more, [("cases", "versions")]]
+
+
+@pytest.mark.parametrize("shown", [[], ["--json"], ["-q"]])
+def test_recommendation_is_printed_as_tables_as_json_or_not_and_written(
+    monkeypatch, tmp_path, shown
+):
+    monkeypatch.chdir(tmp_path)
+    search = "schedlab.experiments.search"
+    found = SimpleNamespace(at_rate=2.5)
+    runs = SimpleNamespace(cost_models=["model"], num_asked=17)
+    for name, stand_in in {
+        "recommend.recommend": lambda asked, given: found,
+        "recommend.serve_line": lambda one: "vllm serve it",
+        "recommend_report.HEADER": ("a", "b", "c", "d", "e", "f", "g"),
+        "recommend_report.tried_rows": lambda one: [tuple("uvwxyz1")],
+        "recommend_report.expected_rows": lambda one: [("a metric", "12")],
+        "recommend_report.recommend_lines": lambda one, models: [f"by {models}"],
+        "recommend_report.recommend_data": lambda one, models, num: {"of": [models, num]},
+    }.items():
+        monkeypatch.setattr(f"{search}.{name}", stand_in)
+    monkeypatch.setattr(
+        "schedlab.experiments.report.search_page.write_search_page", lambda folder: folder / "page"
+    )
+    monkeypatch.setattr(
+        recommend_module, "opened_runs", lambda *_, **__: contextmanager(iter)([runs])
+    )
+    done = schedlab(
+        "recommend", "--model", "qwen2.5-3b", "--gpu", "h100", "--workload", "azure-conv",
+        "--ttft-ms", 100, "-o", "out", *shown,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    data = {"of": [["model"], 17]}
+    assert json.loads(Path("out/recommend.json").read_text()) == data
+    assert Path("out/serve.sh").read_text() == "vllm serve it\n"
+    if shown == ["--json"]:
+        assert json.loads(done.stdout) == data
+        return
+    if shown:
+        assert done.stdout == ""
+        return
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    after = lines.index("vllm serve it")
+    assert lines[after - 1].split()[-1] == "1"
+    assert lines[after + 1] == "expected at 2.50 requests/s"
+    assert any(line.split() == ["a", "metric", "12"] for line in lines)
+    assert lines[-2:] == ["by ['model']", "17 runs in out; the page: out/page"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hardware", "dtype"),
+    [
+        ([], "found on cpu", "fp32"),
+        (["--device", "cuda:1"], "found on cuda:1", "bf16"),
+        (["--hardware", "h100", "--dtype", "fp16"], "h100", "fp16"),
+    ],
+)
+@pytest.mark.parametrize("quiet", [True, False])
+def test_calibration_is_asked_with_every_option_and_what_is_found_where_one_is_not_given(
+    monkeypatch, words, hardware, dtype, quiet
+):
+    asked = []
+    comparing_at = "schedlab.experiments.comparing"
+
+    def calibrate(output, *, progress, **more):
+        asked.append((output, more))
+        assert (progress is None) is quiet
+        return SimpleNamespace(verdict="it is good")
+
+    def config(*given, **more):
+        asked.append((given, more))
+        return "config"
+
+    monkeypatch.setattr(f"{comparing_at}.calibrate.calibrate", calibrate)
+    monkeypatch.setattr(f"{comparing_at}.calibrate.calibration_config", config)
+    monkeypatch.setattr(f"{comparing_at}.machine.detected_hardware", "found on {}".format)
+    end = ["-q"] if quiet else []
+    done = schedlab("calibrate", "-o", "profile", *words, *end)
+    assert done.stdout == ("" if quiet else "it is good\nprofile: profile\n")
+    device = words[1] if "--device" in words else "cpu"
+    assert asked == [
+        (("schedlab-small", hardware, dtype),
+         {"max_num_seqs": 32, "max_num_batched_tokens": 256, "max_model_len": 1024,
+          "block_size": 16, "num_blocks": None}),
+        (Path("profile"),
+         {"model_name": "schedlab-small", "hardware": hardware, "device": device, "dtype": dtype,
+          "config": "config", "engine": "schedlab", "clock": "virtual", "threads": 1,
+          "num_rounds": 5, "max_s": math.inf, "seed": 0}),
+    ]  # fmt: skip
+    asked.clear()
+    schedlab(
+        "calibrate", "-o", "other", "--model", "m", "--engine", "vllm", "--clock", "reference",
+        "--max-num-seqs", 2, "--max-num-batched-tokens", 3, "--max-model-len", 4, "--block-size", 5,
+        "--num-blocks", 6, "--rounds", 7, "--time-limit-s", 8, "--threads", 9, "--seed", 10,
+        *words, *end,
+    )  # fmt: skip
+    assert asked == [
+        (("m", hardware, dtype),
+         {"max_num_seqs": 2, "max_num_batched_tokens": 3, "max_model_len": 4, "block_size": 5,
+          "num_blocks": 6}),
+        (Path("other"),
+         {"model_name": "m", "hardware": hardware, "device": device, "dtype": dtype,
+          "config": "config", "engine": "vllm", "clock": "reference", "threads": 9,
+          "num_rounds": 7, "max_s": 8.0, "seed": 10}),
+    ]  # fmt: skip
+    for wrong, said in (
+        (["--engine", "vlm"], "--engine vlm: unknown; schedlab or vllm"),
+        (["--clock", "wall"], "--clock wall: a calibration knows virtual and reference"),
+    ):
+        done = schedlab("calibrate", "-o", "profile", *wrong)
+        assert done.exit_code != 0
+        assert said in f"{done.output}{done.exception}"
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("figure", [None, Path("some/steps.svg")])
+def test_replay_by_step_is_told_as_a_table_or_json_and_drawn_where_it_is_asked_for(
+    monkeypatch, capsys, as_json, figure
+):
+    drawn = []
+    comparing_at = "schedlab.experiments.comparing"
+    found = SimpleNamespace(
+        to_data=lambda: {"kinds": 2}, rows=lambda: [("decode", "7", "1.5", "+0.1")],
+        lines=lambda: ["a line"],
+    )  # fmt: skip
+    spec = SimpleNamespace(name="mine")
+    monkeypatch.setattr(f"{comparing_at}.forced_replay.forced_replay", lambda asked: found)
+    monkeypatch.setattr(
+        f"{comparing_at}.by_step_figures.step_time_figure", lambda one, name: (one, name)
+    )
+    monkeypatch.setattr(
+        "schedlab.experiments.figures.style.save", lambda *given: drawn.append(given)
+    )
+    validate_module._print_steps(spec, as_json, figure)
+    assert drawn == ([] if figure is None else [((found, "mine"), Path("some/steps"))])
+    told = capsys.readouterr().out
+    if as_json:
+        assert json.loads(told) == {"kinds": 2}
+    else:
+        lines = told.splitlines()
+        assert lines[0].strip() == "mine: recorded times forced on the replay"
+        assert lines[-1] == "a line"
+        assert any(line.split() == ["decode", "7", "1.5", "+0.1"] for line in lines)
+
+
+def test_figures_are_asked_for_by_every_option_and_told_where_they_are(monkeypatch, tmp_path):
+    asked = []
+    chosen = "schedlab.experiments.figures.chosen"
+
+    def draw_chosen(*given):
+        asked.append(given)
+        return [Path("one.svg"), Path("two.svg")], ["this does not fit"]
+
+    monkeypatch.setattr(f"{chosen}.draw_chosen", draw_chosen)
+    monkeypatch.setattr(
+        results_module, "known_metrics", lambda names: [f"known {n}" for n in names or []]
+    )
+    monkeypatch.setattr(saved_results, "missing_points", lambda folder: f"{folder} lacks two")
+    done = schedlab("plot", "a", "b")
+    assert done.stdout == "one.svg\ntwo.svg\n"
+    assert done.stderr == (
+        "left out: this does not fit\nwarning: a lacks two\nwarning: b lacks two\n"
+    )
+    plain = Chosen([], [], None, [], {}, {}, None)
+    assert asked.pop() == ([Path("a"), Path("b")], plain, None, ("png", "svg"), None)
+    schedlab(
+        "plot", "a", "--figure", "heat-map", "--figure", "lines", "--metric", "m", "--x", "key",
+        "--by", "p", "--by", "q", "--filter", "k=1,2", "--label", "name(a=b)=mine",
+        "--title", "said", "--format", "pdf", "--size", "column", "-o", "out",
+    )  # fmt: skip
+    every = Chosen(
+        ["heat_map", "lines"], ["known m"], "key", ["p", "q"], {"k": ["1", "2"]},
+        {"name(a=b)": "mine"}, "said",
+    )  # fmt: skip
+    assert asked.pop() == ([Path("a")], every, Path("out"), ["pdf"], "column")
+    schedlab("plot", "a", "--figure", "cdf", "--metric", "ttft")
+    assert asked.pop()[1] == Chosen(["cdf"], ["ttft"], None, [], {}, {}, None)
+    for words, said in (
+        ([], "name a results folder, or --list the figures"),
+        (["a", "--format", "pgn"], "--format pgn: did you mean png?"),
+        (["a", "--size", "colum"], "--size colum: did you mean column?"),
+        (["a", "--filter", "k"], "--filter k: write it as --filter KEY=VALUE"),
+        (["a", "--label", "=v"], "--label =v: write it as --label KEY=VALUE"),
+    ):
+        done = schedlab("plot", *words)
+        assert done.exit_code != 0
+        assert said in f"{done.output}{done.exception}"
+    assert asked == []
+    listed = schedlab("plot", "--list").stdout
+    assert all(name in listed for name in ("lines", "goodput_per_dollar", "answers", "recommended"))
