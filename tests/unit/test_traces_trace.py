@@ -70,6 +70,18 @@ def test_scale_by_two_halves_every_gap():
     ]
 
 
+def test_scale_keeps_times_of_64_bits_and_refuses_a_last_one_beyond_them():
+    def scaled(last_ns, factor):
+        return make_trace(arrival_ns=np.array([0, 3, 8, last_ns])).scale(factor)
+
+    assert scaled(2**61, 0.5).arrival_ns.tolist() == [0, 6, 16, 2**62]
+    assert scaled(10, 3.0).arrival_ns.tolist() == [0, 1, 3, 3], "to the nearest"
+    assert "arrival rate multiplied by 3" in scaled(10, 3.0).report.notes
+    for last_ns, factor in ((2**62, 0.5), (2**61, 0.1)):
+        with pytest.raises(TraceError, match=f"rate_factor {factor} stretches the trace beyond"):
+            scaled(last_ns, factor)
+
+
 @pytest.mark.parametrize("factor", [0, -1.0, np.nan, np.inf])
 def test_scale_by_no_positive_number_raises(factor):
     with pytest.raises(TraceError, match="rate_factor must be a positive number"):
