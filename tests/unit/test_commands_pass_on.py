@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from schedlab import testing
+from schedlab import testing, traces
 from schedlab.experiments.analysis import policy_comparison
 from schedlab.experiments.analysis.policy_comparison import PolicyChange
 from schedlab.experiments.commands import measure as measure_module
@@ -29,6 +29,7 @@ from schedlab.experiments.commands import regress as regress_module
 from schedlab.experiments.commands import results as results_module
 from schedlab.experiments.commands import run as run_module
 from schedlab.experiments.commands import sweep as sweep_module
+from schedlab.experiments.commands import trace as trace_module
 from schedlab.experiments.commands import trace_fetch
 from schedlab.experiments.commands import validate as validate_module
 from schedlab.experiments.commands.app import app
@@ -1097,3 +1098,40 @@ def test_figures_are_asked_for_by_every_option_and_told_where_they_are(monkeypat
     assert asked == []
     listed = schedlab("plot", "--list").stdout
     assert all(name in listed for name in ("lines", "goodput_per_dollar", "answers", "recommended"))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_trace_commands_read_and_write_as_they_are_asked(monkeypatch, given):
+    asked = []
+    monkeypatch.setattr(
+        traces, "read", lambda *words, **more: asked.append((words, more)) or [1, 2, 3]
+    )
+    monkeypatch.setattr(traces, "write", lambda *words: asked.append(words))
+    monkeypatch.setattr(trace_module, "_print_report", lambda trace: print("report", trace))
+    monkeypatch.setattr(
+        trace_module, "_print_description", lambda trace, as_json: print("told", trace, as_json)
+    )
+    options = ["-f", "azure", "--tokenizer", "estimate", "--default-output-tokens", 7]
+    options = [*options, "--drop-empty"] if given else []
+    read = (
+        ("azure" if given else "auto"),
+        {
+            "tokenizer": "estimate" if given else "auto",
+            "default_output_tokens": 7 if given else None,
+            "drop_empty": given,
+        },
+    )
+    done = schedlab(
+        "trace", "convert", "in.csv", "out.csv", *options, *(["--to", "burstgpt"] if given else [])
+    )
+    assert done.output == "report [1, 2, 3]\nwrote 3 requests to out.csv\n"
+    assert asked == [
+        ((Path("in.csv"), read[0]), read[1]),
+        ([1, 2, 3], Path("out.csv"), "burstgpt" if given else "schedlab"),
+    ]
+    asked.clear()
+    more = ["--sessions", "--json"] if given else []
+    assert schedlab("trace", "describe", "in.csv", *options, *more).output == (
+        f"told [1, 2, 3] {given}\n"
+    )
+    assert asked == [((Path("in.csv"), read[0]), {**read[1], "sessions": given})]
