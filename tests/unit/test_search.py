@@ -40,6 +40,7 @@ from schedlab.experiments.search.search_report import (
 from schedlab.experiments.search.tune import Trial
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find, Tune, check_search
+from schedlab.experiments.specification.sweep import points
 from schedlab.experiments.statistics import Estimate, with_interval
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Runs
@@ -659,6 +660,45 @@ def test_winner_is_run_ever_longer_until_it_and_the_one_given_stay(
         assert told.endswith(" (settings were tried with 10)")
         for n, (goal, _) in zip(lengths, goals, strict=False):
             assert f"{goal:g} with {n}" in told
+
+
+def test_setting_is_told_by_its_first_failure_and_not_run_on():
+    class Fails:
+        """Stands for runs of which some fail."""
+
+        cost_models = ()
+
+        def __init__(self):
+            self.asked = []
+
+        def tried(self, wanted):
+            self.asked.append([label for _, label in wanted])
+            return [
+                Done(Job(one, "", Path(), label), 0.0, f"run {i} broke")
+                if one.policy.name == "static"
+                else PointMetrics(label, {}, 0, "", {"p99_ttft_ms": one.workload.request_rate})
+                for i, (one, label) in enumerate(wanted)
+            ]
+
+        def points(self, wanted):
+            return self.tried(wanted)
+
+    runs = Fails()
+    asked = spec(
+        find="max workload.request_rate between 1 and 40 subject to p99_ttft_ms <= 20",
+        replications=2, sweep={"policy": ["fcfs", "static"]},
+    )  # fmt: skip
+    todo = points(asked)
+    found, failed = finding._search_all(
+        todo, asked.find, finding.constraints_of({"p99_ttft_ms": 20.0}, {}), runs, {}
+    )
+    first = next(i for i, label in enumerate(runs.asked[0]) if label.startswith("static"))
+    ((setting, done),) = failed.items()
+    assert setting == ("static", "static")
+    assert done.error == f"run {first} broke"
+    assert not any(label.startswith("static") for asked in runs.asked[1:] for label in asked)
+    assert sorted(found) == [0, 1]
+    assert all(19 <= bracket.value <= 20.5 for bracket in found.values())
 
 
 def test_setting_that_fails_at_first_is_an_error(monkeypatch):
