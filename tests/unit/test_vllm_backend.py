@@ -303,3 +303,23 @@ def test_modelled_clock_prices_prompts_and_decodes_and_lets_nothing_take_no_time
         times = clock.ended(clock.planned(clock.read_ns(), shape), clock.read_ns())
         took_ns.append(times[1] - times[0])
     assert took_ns == [102, 107, 0]
+
+
+@pytest.mark.parametrize(
+    ("longest", "num_requests"),
+    # Half of 4 seats fill 32 blocks of 16 with requests of 256 tokens each; six times over, 12.
+    [(256, 12), (255, 0), (512, 12)],
+)
+def test_requests_that_fill_the_memory_are_as_long_as_half_of_the_seats_need(longest, num_requests):
+    config = EngineConfig(
+        num_blocks=32, block_size=16, max_num_seqs=4, max_model_len=longest,
+        max_num_batched_tokens=1000,
+    )  # fmt: skip
+    found = calibrated_engine.long(config, 3)
+    assert len(found) == num_requests
+    assert all(one.request.arrival_ns == 0 for one in found)
+    assert all(one.request.prompt_tokens + one.output_tokens <= longest for one in found)
+    if longest == 512:
+        lengths = [one.request.prompt_tokens for one in found]
+        assert 150 < np.median(lengths) < 400
+        assert lengths != [one.request.prompt_tokens for one in calibrated_engine.long(config, 4)]

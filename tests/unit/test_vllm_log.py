@@ -292,3 +292,10 @@ def test_model_that_vllm_cannot_be_told_of_by_dimensions_is_refused_with_every_r
         "backend: vllm knows llama-3-8b by its dimensions only, and it has "
         f"{has}; give its config.json as model"
     )
+
+
+def test_log_that_is_closed_again_writes_nobody_down_twice(log):
+    log.close()
+    assert log.requests()["id"].tolist() == [0, 1, 2]
+    assert log.requests()["status"].tolist() == [0, 3, 1]
+    assert log.num_gone == 3

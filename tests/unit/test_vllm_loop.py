@@ -708,6 +708,45 @@ def test_engine_is_opened_once_for_equal_setups_and_closed_before_another(monkey
     ]  # fmt: skip
 
 
+def test_engine_gets_a_scheduler_of_the_policy_whose_limits_are_those_it_was_opened_with(
+    monkeypatch,
+):
+    told, core = [], object.__new__(engine.Core)
+    core.setup = SimpleNamespace(config="limits asked for")
+    core.engine = SimpleNamespace(vllm_config=SimpleNamespace(additional_config=None))
+    made = SimpleNamespace(engine_config="limits there are")
+
+    def plain(cls, *given):
+        told.append((cls, given, core.engine.vllm_config.additional_config))
+        return made
+
+    core.new_plain_scheduler = plain
+    monkeypatch.setattr(engine, "require_same", lambda *limits: told.append(limits))
+    policy = {"name": "vtc", "weight": 2}
+    assert core.new_scheduler(AsyncScheduler, policy, "clock", "estimate") is made
+    assert told == [
+        (AsyncScheduler, ("clock", "estimate"), {"schedlab": {"policy": policy}}),
+        ("limits asked for", "limits there are"),
+    ]
+
+
+def test_engine_is_warmed_up_by_a_step_of_every_size(ours, monkeypatch):
+    ran = []
+
+    class Timer:
+        def __init__(self, core):
+            self.core = core
+
+        def run(self, point):
+            ran.append((self.core, point))
+
+    monkeypatch.setattr(ours.step_timer, "VllmStepTimer", Timer)
+    monkeypatch.setattr(opening, "every_size", lambda config: [f"{config} {i}" for i in range(3)])
+    core = SimpleNamespace(setup=SimpleNamespace(config="point"))
+    opening.warm_up(core)
+    assert ran == [(core, f"point {i}") for i in range(3)]
+
+
 def test_every_size_is_each_number_of_tokens_and_of_rows_that_fits():
     config = replace(
         CONFIG, num_blocks=100, max_model_len=10, max_num_batched_tokens=25, max_num_seqs=3
