@@ -592,3 +592,26 @@ def test_gantt_of_a_few_draws_those_that_came_first(small_run):
         for i in range(3)
     ]
     assert begins == pytest.approx(came_s.tolist())
+
+
+def test_gantt_draws_phases_that_end_at_time_zero_and_no_further_than_those_that_ended(small_run):
+    requests = {name: data[:4].copy() for name, data in small_run.requests.items()}
+    marks = {
+        "arrival_ns": [0, 0, 0, 10**9],
+        "first_scheduled_ns": [0, 0, -1, 2 * 10**9],
+        "first_token_ns": [0, 10**9, -1, -1],
+        "finish_ns": [3 * 10**9, 2 * 10**9, -1, -1],
+    }
+    for name, values in marks.items():
+        requests[name][:] = values
+    requests["status"][:] = [0, 0, REJECTED, REJECTED]
+    log = SimpleNamespace(preemptions=lambda: {"id": NONE, "evicted_ns": NONE, "resumed_ns": NONE})
+    run = dataclasses.replace(small_run, requests=requests, log=log)
+    (axes,) = plots.gantt(run, "title").axes
+    drawn = {line: [] for line in range(4)}
+    for bar in axes.patches:
+        line = round(bar.get_y() + bar.get_height() / 2)
+        drawn[line].append((bar.get_x(), bar.get_x() + bar.get_width()))
+    assert drawn == {0: [(0, 0), (0, 0), (0, 3)], 1: [(0, 0), (0, 1), (1, 2)], 2: [], 3: [(1, 2)]}
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    assert [(one.get_xdata()[0], one.get_ydata()[0]) for one in crosses] == [(0, 2), (1, 3)]

@@ -923,3 +923,50 @@ def test_network_says_of_made_features_what_the_model_says_of_their_prompts(monk
         hidden = [max(0.0, float(row @ w) + b) for w, b in
                   zip(arrays["hidden"].T, arrays["hidden_bias"], strict=True)]  # fmt: skip
         assert output == pytest.approx(np.array(hidden) @ arrays["output"] + arrays["output_bias"])
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "num_kept_out"), [(100, 10), (26, 3), (25, 2), (15, 2), (4, 2)]
+)
+@pytest.mark.parametrize("kind", ["listmle", "pointwise", "buckets"])
+def test_network_learns_from_all_but_a_tenth_which_maps_its_scores_to_lengths(
+    monkeypatch, num_prompts, num_kept_out, kind
+):
+    tokens = np.arange(1, num_prompts + 1) * 10
+    plain = np.arange(num_prompts, dtype=np.float32)[:, None]
+    given = network.Examples("other", plain, [np.empty(0, np.int64)] * num_prompts, tokens)
+    seen = {}
+
+    def fit(learned, scaling, loss, num_outputs, rng):
+        seen.update(learned=learned, num_outputs=num_outputs)
+        return {"output": np.ones((1, 1), np.float32), "output_bias": np.ones(1, np.float32)}
+
+    def outputs(arrays, some):
+        seen["kept out"] = some
+        return some.plain * 2
+
+    monkeypatch.setattr(network, "_fit", fit)
+    monkeypatch.setattr(network, "_loss", lambda kind, tokens, edges: seen.update(edges=edges))
+    monkeypatch.setattr(network, "_outputs", outputs)
+    model = network.train_network(kind, given, num_buckets=4, seed=3)
+    learned = seen["learned"].output_tokens
+    kept_out = sorted(set(tokens.tolist()) - set(learned.tolist()))
+    assert (len(learned), len(kept_out)) == (num_prompts - num_kept_out, num_kept_out)
+    assert seen["learned"].plain[:, 0].tolist() == (learned / 10 - 1).tolist()
+    assert seen["edges"].tolist() == np.quantile(learned, [0.25, 0.5, 0.75]).tolist()
+    assert seen["num_outputs"] == (4 if kind == "buckets" else 1)
+    arrays = model.arrays
+    assert (model.kind, model.encoder) == (kind, "other")
+    if kind == "listmle":
+        assert seen["kept out"].output_tokens.tolist() != []
+        assert sorted(seen["kept out"].output_tokens.tolist()) == kept_out
+        ends = arrays["score_quantiles"][[0, -1]].tolist()
+        assert ends == [2 * (kept_out[0] / 10 - 1), 2 * (kept_out[-1] / 10 - 1)]
+        assert arrays["length_quantiles"][[0, -1]].tolist() == [kept_out[0], kept_out[-1]]
+    elif kind == "buckets":
+        middles = np.quantile(learned, [0.125, 0.375, 0.625, 0.875])
+        assert arrays["bucket_tokens"].tolist() == middles.tolist()
+    else:
+        logs = np.log(learned)
+        assert arrays["output"][0, 0] == pytest.approx(logs.std(), rel=1e-5)
+        assert arrays["output_bias"][0] == pytest.approx(logs.std() + logs.mean(), rel=1e-5)

@@ -147,3 +147,33 @@ class Named(Part):
 )  # fmt: skip
 def test_default_of_a_key_is_told_as_it_would_be_written(field, told):
     assert schema._default(field, None) == told
+
+
+def test_schema_offers_a_shorthand_first_among_the_choices_of_its_key_and_keeps_its_notes(
+    monkeypatch,
+):
+    monkeypatch.setattr(schema, "_offer_names", lambda whole: None)
+    whole, plain = json_schema(), ExperimentSpec.model_json_schema()
+    counts = []
+    for model in schema._models(ExperimentSpec):
+        is_top = model is ExperimentSpec
+        made, raw = (
+            (one if is_top else one["$defs"][model.__name__])["properties"]
+            for one in (whole, plain)
+        )
+        for key, field in model.model_fields.items():
+            short = schema.shorthand_of(field)
+            if short is None:
+                continue
+            choices = raw[key].get("anyOf", [raw[key]])
+            first, *rest = made[key]["anyOf"]
+            assert first == short.schema
+            assert len(rest) == len(choices)
+            for one, choice in zip(rest, choices, strict=True):
+                assert one.get("$ref") == choice.get("$ref")
+                assert one.get("type") == choice.get("type")
+            for note in ("description", "default", "title"):
+                assert made[key].get(note) == raw[key].get(note)
+                assert not any(note in one for one in rest)
+            counts.append(len(rest))
+    assert {1, 2} <= set(counts)
