@@ -1,14 +1,18 @@
 """The wall clock: what must hold however long things take."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.gpu_backend import clock as clock_module  # noqa: E402
 from schedlab.gpu_backend.clock import WallClock  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
 from schedlab.gpu_backend.replay import replay  # noqa: E402
 from schedlab.policies import registry  # noqa: E402
 from schedlab.sim.core.engine import Engine  # noqa: E402
+from schedlab.sim.cost.shape import BatchShape  # noqa: E402
 from schedlab.sim.errors import Stalled  # noqa: E402
 from tests import laws  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
@@ -72,3 +76,31 @@ def test_replay_of_a_closed_loop_sends_when_an_answer_is_there():
     assert requests["arrival_ns"][:2].tolist() == [0, 0]
     answers = requests["finish_ns"].tolist()
     assert requests["arrival_ns"][2:].tolist() == sorted(answers)[:3]
+
+
+def test_wall_clock_counts_a_step_from_when_it_was_planned_and_sleeps_no_longer_than_told(
+    monkeypatch,
+):
+    at_ns, slept_s = [1_000], []
+
+    def sleep(seconds):
+        slept_s.append(seconds)
+        at_ns[0] += round(seconds * 1e9) - 2 * (len(slept_s) == 1)  # wakes up too soon once
+
+    monkeypatch.setattr(
+        clock_module, "time", SimpleNamespace(perf_counter_ns=lambda: at_ns[0], sleep=sleep)
+    )
+    clock = WallClock()
+    at_ns[0] = 5_000
+    clock.start()
+    assert clock.now_ns() == 0
+    at_ns[0] = 5_300
+    clock.step_begins(200)
+    at_ns[0] = 5_900
+    assert clock.step_ends(BatchShape(1, 5, 5)) == (900 - 200, 300 - 200)
+    clock.sleep_until(1_000)
+    assert slept_s == [100e-9, 2e-9]
+    assert clock.now_ns() == 1_000
+    clock.sleep_until(1_000)
+    clock.sleep_until(10)
+    assert len(slept_s) == 2
