@@ -1035,3 +1035,31 @@ def test_clock_of_a_calibration_that_goes_on_keeps_its_speed(tmp_path, monkeypat
         laboratory._stopwatch(tmp_path, "virtual", "a model", "cuda", 5), stopwatch.ElapsedTime
     )
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "point"),
+    [
+        (BatchShape(3, 70, 40), {"features": [3, 70, 40], "chunks": []}),
+        (
+            BatchShape(0, 0, 0, ((5, 0), (7, 9))),
+            {"features": [0, 0, 0], "chunks": [[5, 0], [7, 9]]},
+        ),
+        (BatchShape(2, 11, 8, ((6, 1),)), {"features": [2, 11, 8], "chunks": [[6, 1]]}),
+    ],
+)
+def test_batch_of_a_profile_is_read_back_with_as_many_rows_as_it_has(shape, point):
+    assert fitted_profile._decode_features(shape) == point["features"]
+    read = fitted_profile._shape(json.loads(json.dumps(point)))
+    rows = shape.num_decodes + len(shape.chunks)
+    assert read == replace(shape, rows_sampled=rows, num_running=rows)
+
+
+def test_fit_is_judged_by_sizes_of_errors_their_mean_and_how_many_there_are(monkeypatch):
+    predicted = np.array([1.1, 0.8, 1.0, 1.5, 2.0])
+    monkeypatch.setattr(calibration_fit, "predictions", lambda fit, points: predicted)
+    points = [SimpleNamespace(seconds=1.0)] * 5
+    found = calibration_fit.judge(None, points)
+    expected = (1.8 / 5, 0.5 + 0.6 * 0.5, 1.0, 1.4 / 5, 5)  # mean, nine tenths, largest, bias
+    assert astuple(found) == pytest.approx(expected)
+    assert astuple(calibration_fit.judge(None, [])) == (0.0, 0.0, 0.0, 0.0, 0)
