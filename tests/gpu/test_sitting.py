@@ -349,3 +349,33 @@ def test_sitting_begins_what_is_not_done_and_a_comparison_always(
     assert run(at, names) is all_done
     assert run_now == asked
     assert outcomes(at) == {**before, **dict.fromkeys(names, "done"), **ends}
+
+
+def test_missing_packages_are_those_older_than_they_have_to_be_or_not_there(monkeypatch, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        "[project]\n"
+        'dependencies = ["same>=1.2", "newer>=1.9", "older>=1.10.1", "gone>=3", "local>=2.6"]\n'
+        '[project.optional-dependencies]\ngpu = ["torch>=2.6; platform_system"]\nray = ["ray>=9"]\n'
+    )
+    there = {
+        "same": "1.2.0",
+        "newer": "1.10",
+        "older": "1.9.99",
+        "local": "2.6.0+cpu",
+        "torch": "2.5.9",
+    }
+
+    def version(name):
+        if name not in there:
+            raise sitting.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(sitting, "ROOT", tmp_path)
+    monkeypatch.setattr(sitting.metadata, "version", version)
+    assert missing_packages() == ["older>=1.10.1 (1.9.99 is here)", "gone>=3",
+                                  "torch>=2.6 (2.5.9 is here)"]  # fmt: skip
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["odd"]\n[project.optional-dependencies]\ngpu = []\n'
+    )
+    with pytest.raises(SpecError, match=r"requirement 'odd' is not NAME>=VERSION"):
+        missing_packages()

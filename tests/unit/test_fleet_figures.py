@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from schedlab.experiments.figures import fleets, plots
 from schedlab.experiments.figures.figures import fleet_drawings
@@ -120,6 +121,10 @@ def test_transfers_have_a_row_for_each_prompt_that_went_elsewhere(result):
     took = columns["transfer_end_ns"][first] - columns["transfer_start_ns"][first]
     assert sent[0].get_width() == pytest.approx(took / 1e9)
     assert axes.get_title(loc="left") == "title (first 5 of 12 requests)"
+    took_ms = (columns["transfer_end_ns"] - columns["transfer_start_ns"]) / 1e6
+    middle, tail = np.quantile(took_ms, [0.5, 0.99])
+    told = f"on the link: median {middle:.2f} ms, P99 {tail:.2f} ms; a tick is where it began"
+    assert told in [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_figures_of_a_fleet_refuse_a_single_engine():

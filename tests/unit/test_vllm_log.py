@@ -299,3 +299,19 @@ def test_log_that_is_closed_again_writes_nobody_down_twice(log):
     assert log.requests()["id"].tolist() == [0, 1, 2]
     assert log.requests()["status"].tolist() == [0, 3, 1]
     assert log.num_gone == 3
+
+
+def test_request_that_is_turned_away_late_keeps_the_tokens_it_had():
+    found = VllmLog(block_size=4)
+    state = RequestState(Request(0, 0, 6, max_tokens=9))
+    state.queued_ns = state.first_scheduled_ns = 0
+    found.sent(state, 9)
+    for i, one in enumerate((batch({0: 6}, chunks=((6, 0),), sampled=1), batch({0: 1}, [0]))):
+        found.step(one, StepTimes(100 * i, 100 * i + 40, 0, 0, 40, 3), [0])
+    found.turned_away(state, 9, "no more")
+    found.close()
+    rows = found.requests()
+    assert [rows[name].tolist() for name in ("generated_tokens", "first_token_ns")] == [[2], [40]]
+    assert (rows["last_token_ns"].tolist(), rows["status"].tolist()) == ([140], [1])
+    assert found.token_times(0).tolist() == [40, 140]
+    assert (found.reject_reasons, found.num_gone) == ({0: "no more"}, 1)
