@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab import core
@@ -315,3 +316,20 @@ def test_request_that_is_turned_away_late_keeps_the_tokens_it_had():
     assert (rows["last_token_ns"].tolist(), rows["status"].tolist()) == ([140], [1])
     assert found.token_times(0).tolist() == [40, 140]
     assert (found.reject_reasons, found.num_gone) == ({0: "no more"}, 1)
+
+
+def test_gaps_and_counts_of_tokens_are_of_those_who_are_asked_for(log):
+    whole = log.token_times_of_all()
+    for ids in (None, np.array([1]), np.array([0])):
+        for found, expected in (
+            (log.token_gaps(ids), whole.gaps(ids)),
+            (log.token_counts(ids), log._log.token_counts(ids)),
+        ):
+            assert {name: column.tolist() for name, column in found.items()} == {
+                name: column.tolist() for name, column in expected.items()
+            }
+    # Tokens of 0 come at 210, 280 and 360, those of 1 at 150, 210 and 360.
+    counts = [log.token_counts(ids)["count"].tolist() for ids in (None, np.array([1]))]
+    assert counts == [[1, 2, 1, 2], [1, 1, 1]]
+    gaps = [len(next(iter(log.token_gaps(ids).values()))) for ids in (None, np.array([0]))]
+    assert gaps == [4, 2]

@@ -730,6 +730,33 @@ def test_engine_gets_a_scheduler_of_the_policy_whose_limits_are_those_it_was_ope
     ]
 
 
+def test_scheduler_of_any_class_gets_vllms_own_arguments_behind_those_of_its_class(monkeypatch):
+    module, asked, core = ModuleType("kv_cache_utils"), [], object.__new__(engine.Core)
+    module.resolve_kv_cache_block_sizes = lambda *given: asked.append(given) or (16, 64)
+    monkeypatch.setitem(sys.modules, "vllm.v1.core.kv_cache_utils", module)
+    for name in ("vllm", "vllm.v1", "vllm.v1.core"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    core.engine = SimpleNamespace(
+        vllm_config="config", structured_output_manager="grammar", scheduler="the one before"
+    )
+    core._kv_cache_config = "cache"
+    made = core.new_plain_scheduler(lambda *given, **more: (given, more), "clock", "estimate")
+    assert asked == [("cache", "config")]
+    assert core.engine.scheduler is made
+    assert made == (
+        ("clock", "estimate"),
+        {
+            "vllm_config": "config",
+            "kv_cache_config": "cache",
+            "structured_output_manager": "grammar",
+            "include_finished_set": False,
+            "log_stats": False,
+            "block_size": 16,
+            "hash_block_size": 64,
+        },
+    )
+
+
 def test_engine_is_warmed_up_by_a_step_of_every_size(ours, monkeypatch):
     ran = []
 
