@@ -14,10 +14,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from schedlab.experiments.commands import app as app_module
 from schedlab.experiments.commands import cli, experiment
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
+from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu_names
 from schedlab.sim.hardware.models import model_names
 from schedlab.sim.result import RunResult
@@ -452,3 +454,35 @@ def test_batch_means_of_a_sweep_asks_for_one_of_its_runs(tmp_path):
     done = schedlab("batch-means", str(tmp_path / "out"))
     assert done.exit_code == 2
     assert "holds several runs: name the folder of one, e.g." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (SpecError("first\n  second"), 2, "error: of x: first; second"),
+        (KeyboardInterrupt(), 130, "interrupted; nothing was written"),
+        (FileNotFoundError(2, "None", "a.txt"), 2, "error: [Errno 2] None: 'a.txt'"),
+        (ModuleNotFoundError("no", name="torch.nn"), 2,
+         "error: torch is not installed: pip install 'schedlab[gpu]'"),
+        (ModuleNotFoundError("no", name="sklearn"), 2,
+         "error: sklearn is not installed: pip install 'schedlab[predictors]'"),
+        (MemoryError("so much"), 2, "error: of x: not enough memory: so much"),
+    ],
+)  # fmt: skip
+def test_error_that_is_meant_for_users_is_a_line_and_an_exit_code(monkeypatch, error, code, told):
+    def invoke(self, ctx):
+        raise error
+
+    monkeypatch.setattr(app_module.TyperGroup, "invoke", invoke)
+    monkeypatch.setattr(app_module, "with_experiment", "of x: {}".format)
+    done = CliRunner().invoke(app, ["examples"])
+    assert (done.exit_code, done.stderr) == (code, f"{told}\n")
+
+
+def test_error_of_a_module_that_nobody_offers_comes_as_it_is(monkeypatch):
+    def invoke(self, ctx):
+        raise ModuleNotFoundError("no", name="mine.inner")
+
+    monkeypatch.setattr(app_module.TyperGroup, "invoke", invoke)
+    done = CliRunner().invoke(app, ["examples"])
+    assert isinstance(done.exception, ModuleNotFoundError)

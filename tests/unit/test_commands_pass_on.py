@@ -93,6 +93,21 @@ def test_init_writes_what_to_start_from_and_says_what_to_run_next(monkeypatch, t
     assert (tmp_path / folder / names[1]).read_text() == "mine"
 
 
+def test_example_is_printed_as_it_is_below_where_it_is_from(monkeypatch, tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text("name: one\nseed: 3\n")
+    found = "schedlab.experiments.specification.shipped"
+    monkeypatch.setattr(f"{found}.experiment_file", lambda name: tmp_path / f"{name}.yaml")
+    monkeypatch.setattr(f"{found}.shipped_experiments", lambda: {"one": path, "two": path})
+    monkeypatch.setattr(f"{found}.title", lambda path: f"what {path.name} asks")
+    assert schedlab("examples", "one").stdout == (
+        f"# A copy of {path}; files it names are relative to that folder.\nname: one\nseed: 3\n"
+    )
+    lines = [line.split() for line in schedlab("examples").stdout.splitlines()]
+    for name in ("one", "two"):
+        assert [name, "what", "one.yaml", "asks"] in lines
+
+
 # -- lists -------------------------------------------------------------------------------------
 
 
