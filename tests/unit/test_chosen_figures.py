@@ -270,6 +270,26 @@ def test_tried_gives_the_metric_back_from_its_excess():
     assert set(bound.get_ydata()) == {1000.0}
 
 
+@pytest.mark.parametrize(
+    ("bound", "arrow", "at"),
+    [("at least", ">", 10.4), ("above", ">", 10.4), ("at most", "<", 9.6), ("below", "<", 9.6)],
+)
+def test_answer_beyond_what_was_tried_points_there_and_has_no_interval(bound, arrow, at):
+    one = {
+        "label": "a", "mean": 10.0, "ci95": 2.0, "bound": bound,
+        "replications": [{"value": 9.0}, {"value": 11.0}],
+    }  # fmt: skip
+    (axes,) = answers(FOUND | {"settings": [one, one | {"label": "b", "bound": ""}]}, "").axes
+    drawn = [(line.get_marker(), line.get_xdata().tolist(), list(line.get_ydata()))
+             for line in axes.lines]  # fmt: skip
+    assert (arrow, [pytest.approx(at)], [0]) in drawn
+    assert [x for marker, x, _ in drawn if marker in "<>"] == [[pytest.approx(at)]]
+    assert [(x, y) for _, x, y in drawn if len(x) == 2 and y[0] == y[1] and x == [8.0, 12.0]] == [
+        ([8.0, 12.0], [1, 1])
+    ]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["a", "b"]
+
+
 def test_tuned_marks_what_breaks_a_bar_and_the_winner():
     trial = {"values": {"engine.max_num_seqs": 8.0}, "goals": [3.0, 5.0], "holds": True}
     broken = trial | {"values": {"engine.max_num_seqs": 64.0}, "holds": False}

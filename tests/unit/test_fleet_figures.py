@@ -1,9 +1,11 @@
 """Figures and tables of a fleet show what its engines did."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from schedlab.experiments.figures import fleets, plots
@@ -125,6 +127,28 @@ def test_transfers_have_a_row_for_each_prompt_that_went_elsewhere(result):
     middle, tail = np.quantile(took_ms, [0.5, 0.99])
     told = f"on the link: median {middle:.2f} ms, P99 {tail:.2f} ms; a tick is where it began"
     assert told in [text.get_text() for text in figure.findobj(Text)]
+
+
+def test_transfer_that_begins_before_the_first_token_waits_for_nothing(result):
+    columns = {name: column.copy() for name, column in result.requests.items()}
+    early = columns["transfer_start_ns"] - 2_000_000
+    columns["first_token_ns"] = np.where(columns["id"] % 2, early, early + 5_000_000)
+    (axes,) = plots.transfers(dataclasses.replace(result, requests=columns), "title").axes
+    num = len(columns["id"])
+    order = np.argsort(columns["arrival_ns"], kind="stable")
+    waits = [bar.get_width() for bar in axes.patches[num : 2 * num]]
+    assert waits == pytest.approx([0.002 if i % 2 else 0.0 for i in columns["id"][order].tolist()])
+
+
+@pytest.mark.parametrize(("most", "is_named"), [(2, True), (1, False)])
+def test_engines_have_names_up_to_a_number_of_them(monkeypatch, result, most, is_named):
+    monkeypatch.setattr(fleets, "_MOST_NAMED", most)
+    figure = Figure()
+    axes = figure.subplots()
+    fleets._draw_rows(figure, axes, np.arange(4.0), np.ones((2, 3)), "what", result)
+    told = [tick.get_text() for tick in axes.get_yticklabels()]
+    names = [fleets.engine_name(result, index) for index in range(2)]
+    assert (told == names) is is_named
 
 
 def test_figures_of_a_fleet_refuse_a_single_engine():
