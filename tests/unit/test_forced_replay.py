@@ -666,3 +666,19 @@ def test_replay_tells_steps_contradictions_and_every_preemption(monkeypatch):
     assert asked == [("pricing", "recording", "error", 3), ("recording", "times of 1", spec)]
     assert (found.steps, found.contradictions, found.num_preemptions) == (["s"], ["c"], 3)
     assert found.router == "router"
+
+
+def test_engine_that_is_asked_for_by_a_recording_has_its_turn_as_if_it_had_been_chosen():
+    """Requests 0 and 2 end together; after each, the turn is with the engine behind its own."""
+    last = np.array([5.0, 6.0, 5.0, 9.0])
+    recording = Timeline(*[np.full(4, 4)] * 2, last - 3, last - 1.5, last)
+    router = RecordedRouter(recording, 3)
+    idle = [SimpleNamespace(num_waiting=0, num_running=0)] * 3
+    turns = []
+    engines = []
+    for i in range(4):
+        engines.append(router.route(SimpleNamespace(id=i), idle))
+        turns.append(router._vllm.turn)
+    assert engines == [0, 1, 0, 1]
+    assert turns == [1, 2, 1, 2]
+    assert router.num_asked == 3

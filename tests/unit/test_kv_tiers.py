@@ -774,3 +774,22 @@ def test_step_in_lockstep_waits_for_the_slowest_copy_of_all():
     assert len(late) == 2
     # The prompt of 384 tokens takes 1000 + 3840 ns, a step of one token 1010, and each its wait.
     assert np.diff(log.token_times(9)).tolist() == [4840 + late[0], 1010 + late[1], 1010]
+
+
+def test_link_is_fitted_to_copies_of_its_own_direction_and_has_no_negative_latency():
+    def copies(direction, latency_s, bytes_per_s, more=()):
+        sizes = (1_000, 4_000, 16_000)
+        times = [latency_s + n / bytes_per_s for n in sizes]
+        return [
+            {"direction": direction, "seconds": s, "num_bytes": n}
+            for s, n in (*zip(times, sizes, strict=True), *more)
+        ]
+
+    both = [*copies("in", 0.002, 1e6), *copies("out", 0.001, 2e6)]
+    assert _fitted(both, "in") == pytest.approx((1e6, 0.002))
+    assert _fitted(both, "out") == pytest.approx((2e6, 0.001))
+    # Small ones that take less than their share: no latency, and the rate alone is fitted.
+    rate, latency_s = _fitted(copies("in", -0.0005, 1e6), "in")
+    assert latency_s == 0.0
+    ratios = [n / (n / 1e6 - 0.0005) for n in (1_000, 4_000, 16_000)]
+    assert rate == pytest.approx(sum(x * x for x in ratios) / sum(ratios))

@@ -307,6 +307,9 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
     )  # fmt: skip
     place = tmp_path / f"results/recommend-qwen2.5-3b-{gpu('h100').name}"
     assert asked == [(first, place), (replace(first, served="mine"), tmp_path / "there")]
+    options[1] = "Qwen/Qwen2.5-3B-Instruct"  # by another name, it is the same model
+    CliRunner().invoke(app, ["recommend", *options])
+    assert asked[-1][1] == place
 
 
 @pytest.mark.parametrize(
@@ -343,11 +346,14 @@ def test_option_is_taken_if_it_serves_two_per_cent_more_and_tried_beside_what_is
     assert len(asked[-1][1]) == 2
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_engine_alone_needs_no_cluster(replicas):
     search = _Search(question(), None)
     spec = search._spec(Candidate(1, replicas, 8, 64, "fcfs"), 2.5, 7)
-    assert (spec.cluster and spec.cluster.count) == (None if replicas == 1 else 3)
+    assert (spec.cluster and spec.cluster.count) == (None if replicas == 1 else replicas)
+    if replicas > 1:
+        router = spec.cluster.router
+        assert (router.name, router.staleness_ms) == ("vllm", 100)
     assert (spec.workload.request_rate, spec.workload.num_requests) == (2.5, 7)
 
 

@@ -773,3 +773,15 @@ def test_update_shows_what_moved_and_where_it_is_kept_unless_quiet(
         ("keep", folder, outcome),
     ]  # fmt: skip
     assert capsys.readouterr().out == ("" if quiet else f"kept 2 points in {path}\n")
+
+
+@pytest.mark.parametrize("wrong", [True, False, "3", [1]])
+def test_metric_of_a_baseline_is_a_number_or_absent(wrong):
+    data = {"question": "q", "version": "v", "requests": "r", "metrics": {"a": 3, "b": None}}
+    point = regress_baseline._point(data)
+    assert (point.question, point.version, point.requests_sha256) == ("q", "v", "r")
+    assert point.metrics["a"] == 3
+    assert math.isnan(point.metrics["b"])
+    assert regress_baseline._data(point) == data
+    with pytest.raises(TypeError, match="is no number"):
+        regress_baseline._point(data | {"metrics": {"a": wrong}})

@@ -701,6 +701,24 @@ def test_setting_is_told_by_its_first_failure_and_not_run_on():
     assert all(19 <= bracket.value <= 20.5 for bracket in found.values())
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(["x", "fcfs", "sjf"], "fcfs"), (["first come", "fcfs"], "first come"), (["sjf"], "fcfs")],
+)
+def test_value_of_a_key_is_called_by_the_first_name_that_stands_for_it(monkeypatch, names, told):
+    monkeypatch.setattr(tuning, "_at", lambda spec, key: spec[key])
+    means = {"first come": "fcfs"}
+
+    def with_values(spec, values):
+        ((key, name),) = values.items()
+        if name == "x":
+            raise SpecError("not allowed here")
+        return spec | {key: means.get(name, name)}
+
+    monkeypatch.setattr(tuning, "with_values", with_values)
+    assert tuning._name({"policy": "fcfs", "other": 3}, "policy", names) == told
+
+
 def test_setting_that_fails_at_first_is_an_error(monkeypatch):
     monkeypatch.setattr(tuning, "evaluate", lambda *_: ["it broke", "so did this"])
     monkeypatch.setattr(tuning, "with_values", lambda spec, values: spec)
