@@ -90,3 +90,29 @@ def test_table_beside_a_peer_has_speeds_ratios_and_lengths_of_runs(monkeypatch, 
             {"few": 1_000, "many": 9_000, "our_many": 5_000, **told, "cpu_s": ["rows"]}
         ))
     }  # fmt: skip
+
+
+def test_share_of_a_policy_is_between_two_runs_of_the_base_after_short_ones_that_import(
+    monkeypatch,
+):
+    """Seconds of base and policy in turn; the median of three rounds is told, and the least."""
+    ran = []
+    seconds = {
+        "fcfs": iter([9.0, 2.0, 4.0, 2.0, 6.0, 1.0, 1.0, 1.0, 1.0]),
+        "sjf": iter([9.0, 6.0, 2.0, 4.0]),
+        "edf": iter([9.0, 2.0, 4.0, 8.0]),
+    }
+
+    def run(name, num_requests):
+        ran.append((name, num_requests))
+        return next(seconds[name]), {"fcfs": 60, "sjf": 40, "edf": 30}[name]
+
+    monkeypatch.setattr(policy_shares, "_run", run)
+    found = list(policy_shares.measure(["sjf", "edf"], 700, 3))
+    assert ran[:3] == [("fcfs", 50), ("sjf", 50), ("edf", 50)]
+    one = [("fcfs", 700), *[("sjf", 700), ("fcfs", 700)] * 3]
+    assert ran[3:10] == one
+    assert [tuple(share) for share in found] == [
+        ("sjf", 1.0, 1.5, 40, 2.0),  # of 3 / 6, 3 / 2 and 4 / 4
+        ("edf", 0.25, 2.0, 30, 2.0),  # of 1 / 2, 1 / 4 and 1 / 8
+    ]

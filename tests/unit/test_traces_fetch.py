@@ -359,7 +359,9 @@ def test_run_of_a_fetched_trace_by_name_is_that_of_the_file(trace):
 
 
 def test_spec_with_a_trace_that_was_not_fetched_says_how(trace):
-    with pytest.raises(SpecError, match=rf"not on this machine .*: schedlab trace fetch {NAME}"):
+    with pytest.raises(
+        SpecError, match=rf"^workload\.trace: .*not on this machine .*: schedlab trace fetch {NAME}"
+    ):
         make_spec({"workload": {"trace": NAME}})
     with pytest.raises(TraceError, match=f"schedlab trace fetch {NAME}"):
         traces.read(NAME)
