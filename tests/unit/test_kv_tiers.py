@@ -303,6 +303,35 @@ def test_connector_puts_who_is_preempted_last_before_all_who_wait():
     assert rows["resumed_ns"].max() < log.requests()["first_scheduled_ns"][4]
 
 
+@pytest.mark.parametrize(("connects", "queue"), [(True, [1, 0, 4]), (False, [0, 1, 4])])
+def test_queue_has_who_was_put_back_last_first_under_a_connector_and_by_arrival_else(
+    connects, queue
+):
+    class TakesFromTheFirst(ContinuousBatching):
+        """Takes memory from the earliest admission."""
+
+        queues = ()
+
+        def victim(self, running, now_ns):
+            return running[-1]
+
+        def plan(self, view, builder):
+            self.queues = (*self.queues, [state.id for state in view.waiting])
+            return super().plan(view, builder)
+
+    limits = config(
+        num_blocks=4, max_model_len=64, max_num_seqs=4, offloading_connector=connects,
+        kv_load="always",
+    )  # fmt: skip
+    policy = TakesFromTheFirst()
+    log = run_laws(policy, [arrival(i, i, BLOCK - 4, 9) for i in range(5)], limits)
+    assert log.preemptions()["id"].tolist() == [0, 1]
+    longest = max(policy.queues, key=len)
+    assert longest == [1, 2, 3, 4], "the first was served alone"
+    assert queue in policy.queues
+    assert [*reversed(queue[:2]), 4] not in policy.queues
+
+
 def test_blocks_being_stored_are_awaited_however_often_they_are_asked_for():
     limits = config(tier(store_bytes_per_s=GB / 1000), offloading_connector=True)
     tiering = Tiering(limits, lambda shape, k: 1000, Copies())

@@ -51,6 +51,27 @@ def test_closed_loop_law_counts_who_is_there(sent, answered, fault, monkeypatch)
     assert asked == [{"max_concurrency": 3}]
 
 
+def test_reproducibility_is_asked_without_a_trace_on_random_numbers_of_others():
+    case = next(random_cases(0, 1))
+    random.seed(11)
+    np.random.seed(12)  # noqa: NPY002 - what others may use
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    policy_laws.is_reproducible(ContinuousBatching, case)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+
+    class Broken(ContinuousBatching):
+        """Fails in the middle of it."""
+
+        def key(self, state, now_ns):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        policy_laws.is_reproducible(Broken, case)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+
+
 class Lying(ContinuousBatching):
     """Lets newcomers wait for 5 us while others run, and promises all."""
 
