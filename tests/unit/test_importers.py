@@ -633,6 +633,60 @@ def test_aiconfigurator_attention_in_the_cache_takes_what_its_bytes_need(num_req
     )
 
 
+MIXTURE = model("mixtral-8x7b")
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_plain"),
+    [
+        (model("llama-3-8b"), True),
+        (MIXTURE, True),
+        (replace(MIXTURE, num_dense_layers=1), False),  # not all of its layers have experts
+        (replace(MIXTURE, shared_intermediate_size=64), False),
+        (model("opt-13b"), False),
+    ],
+)
+def test_aiconfigurator_is_told_of_models_that_a_configuration_can_say(shape, is_plain):
+    assert aiconfigurator._is_plain(shape) == is_plain
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "architecture", "more"),
+    [
+        ("llama-3-8b", "llama", "LlamaForCausalLM", {"intermediate_size": 14336}),
+        ("qwen3-8b", "qwen3", "Qwen3ForCausalLM", {"intermediate_size": 12288}),
+        ("mixtral-8x7b", "mixtral", "MixtralForCausalLM",
+         {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336}),
+        ("qwen3-30b-a3b", "qwen3_moe", "Qwen3MoeForCausalLM",
+         {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}),
+    ],
+)  # fmt: skip
+def test_aiconfigurator_is_told_the_shape_of_a_model(name, kind, architecture, more, tmp_path):
+    shape = model(name)
+    config = aiconfigurator._config(shape)
+    expected = {
+        "model_type": kind, "architectures": [architecture], "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers, "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size, "max_position_embeddings": shape.max_model_len,
+        "tie_word_embeddings": shape.tied_embeddings, "torch_dtype": "bfloat16", **more,
+    }  # fmt: skip
+    assert {key: config[key] for key in expected} == expected
+    # Read back it is the same model.
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = model(str(tmp_path / "config.json"))
+    assert again.num_parameters == shape.num_parameters
+    assert again.num_kv_heads == shape.num_kv_heads
+
+
+def test_aiconfigurator_narrowed_model_has_as_many_query_heads_for_each_of_the_kv_heads():
+    wide = replace(model("llama-2-7b"), num_heads=64, num_kv_heads=32, head_dim=100)
+    narrow = aiconfigurator._narrowed(wide)
+    assert (narrow.num_heads, narrow.num_kv_heads, narrow.head_dim) == (16, 8, 100)
+    assert narrow.hidden_size == 16 * 100
+    assert narrow.num_layers == wide.num_layers
+
+
 def test_aiconfigurator_of_an_unknown_gpu_is_refused():
     with pytest.raises(SpecError, match="aiconfigurator has no 'h20'; did you mean h200"):
         import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h20")
