@@ -405,3 +405,36 @@ def test_policy_that_turns_the_queue_round_is_seen_though_no_request_changes():
     with pytest.raises(AssertionError, match=r"hook changes the running from \[2\] to \[\]"):
         guard._watched("hook", view.running.clear)
     guard._watched("hook", len, view.waiting)
+
+
+@pytest.mark.parametrize(
+    ("does", "fault"),
+    [
+        (lambda world, state: None, None),
+        (lambda world, state: world.held.append(state), r"key adds \['.* of request 1"),
+        (lambda world, state: world.held.clear(), r"key removes .* of request 3"),
+        (lambda world, state: world.waiting.append(state), r"key changes the queue from \[2\] to"),
+        (lambda world, state: world.running.clear(), r"key changes the running from \[4\] to \[\]"),
+        (lambda world, state: setattr(state, "swapped", True), "key changes swapped of request 0 "),
+        (lambda world, state: setattr(world.held[0], "queued_ns", 7),
+         r"key changes queued_ns of request 3 from -1 to 7"),
+    ],
+)  # fmt: skip
+def test_guard_names_what_a_hook_adds_removes_and_changes(does, fault):
+    def state(number):
+        return RequestState(arrival(number).request)
+
+    asked, other = state(0), state(1)
+    world = SimpleNamespace(waiting=[state(2)], held=[state(3)], running=[state(4)])
+
+    def key(given, now_ns):
+        does(world, other if fault and "swapped" not in fault else given)
+        return now_ns
+
+    guard = _Guard(SimpleNamespace(key=key, on_start=None))
+    guard._view = world
+    if fault is None:
+        assert guard.key(asked, 5) == 5
+    else:
+        with pytest.raises(AssertionError, match=fault):
+            guard.key(asked, 5)
