@@ -17,7 +17,7 @@ from tests.laws import arrival
 LIMITS = EngineConfig(
     num_blocks=40, max_model_len=60, block_size=4, max_num_seqs=2, max_num_batched_tokens=16
 )
-PLAIN = Case(tuple(arrival(i, 900 * i, 9 + i, 12 - i) for i in range(6)), LIMITS)
+PLAIN = Case(tuple(arrival(i, 900 * i, 9 + i, 12 - i) for i in range(5)), LIMITS)
 CASE = _with_prefixes(PLAIN)
 
 
