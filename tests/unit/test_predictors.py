@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from schedlab.experiments.running import prediction
 from schedlab.experiments.running.prediction import _rounded
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -12,6 +13,7 @@ from schedlab.policies.predictors.bert_errors import PREDICTIONS, count_predicti
 from schedlab.policies.predictors.predictor import PredictionInputs
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
+from schedlab.traces.trace import Trace
 from tests.data_folder import data_folder
 
 TRUE = np.maximum(1, stream(7, "lengths").exponential(200, 4_000)).astype(np.int64)
@@ -247,3 +249,59 @@ def test_predictions_that_differ_by_the_last_bits_of_an_exponential_are_the_same
     assert (_rounded(shaken)[1:] == kept[1:]).all()
     assert kept == pytest.approx(lengths, rel=2**-32)
     assert kept[[0, 1, 5]].tolist() == [0.0, 1.0, -7.25]
+
+
+def test_predictor_is_given_each_column_of_the_workload_and_its_own_stream(monkeypatch):
+    asked = []
+
+    class Says:
+        one_at_a_time = True
+
+        def predict(self, inputs):
+            asked.append(inputs)
+            return np.array([3.0, 1.0, 2.0])
+
+        def delay_s(self, arrival_ns):
+            return arrival_ns / 1e9
+
+        def describe(self):
+            return {"said": 1}
+
+        def refine(self, inputs):
+            return ("refined", inputs)
+
+    monkeypatch.setattr(prediction.predictors, "make", lambda name, **knobs: Says())
+    trace = Trace(
+        prompt_tokens=np.array([4, 5, 6]), output_tokens=np.array([3, 2, 9]),
+        arrival_ns=np.array([0, 10**9, 2 * 10**9]), session=np.array(["s", "t", "u"], object),
+        application=np.array(["a", "b", "c"], object), prompt=np.array(["p", "q", "r"], object),
+        tenant=np.array(["x", "y", "z"], object),
+    )  # fmt: skip
+    spec = make_spec({
+        "seed": 5, "policy": {"name": "sjf", "predictor": "oracle"},
+        "workload": {"trace": "azure-conv", "num_requests": 3},
+    })  # fmt: skip
+    found = prediction.predictions(spec, trace)
+    (inputs,) = asked
+    told = [
+        column.tolist()
+        for column in (
+            inputs.prompt_tokens, inputs.output_tokens, inputs.application, inputs.prompt
+        )
+    ]  # fmt: skip
+    assert told == [[4, 5, 6], [3, 2, 9], ["a", "b", "c"], ["p", "q", "r"]]
+    assert inputs.prompt_ids is None
+    assert inputs.rng.random() == stream(5, "predictor").random()
+    assert found.predicted_tokens.tolist() == [3.0, 1.0, 2.0]
+    assert found.delay_s.tolist() == [0.0, 1.0, 2.0]
+    assert found.refinements == ("refined", inputs)
+    assert found.provenance == {
+        "predictor": "oracle", "kendall_tau": pytest.approx(1 / 3),
+        "mean_absolute_error_tokens": pytest.approx(8 / 3), "said": 1, "mean_delay_s": 1.0,
+        "learned_from_this_trace": False,
+    }  # fmt: skip
+    loop = spec.model_copy(
+        update={"workload": spec.workload.model_copy(update={"max_concurrency": 2})}
+    )
+    with pytest.raises(SpecError, match="one_at_a_time: when a closed loop"):
+        prediction.predictions(loop, trace)

@@ -310,6 +310,14 @@ def test_extends_mistakes_name_the_file_they_are_in(tmp_path, spec_file):
     child.write_text("extends: file.yaml\n\nengine: {block_siz: 8}\n")
     with pytest.raises(SpecError, match=r"child.yaml:3: engine.block_siz: unknown key"):
         load_spec(child)
+    child.write_text(
+        "extends: file.yaml\nworkload:\n  prompt_tokens:\n    distribution: fixed\n    tokns: 3\n"
+    )
+    with pytest.raises(SpecError, match=r"child.yaml:5: workload.prompt_tokens.tokns: "):
+        load_spec(child)
+    child.write_text("extends: file.yaml\npolicy:\n  name: static\n  max_batch_siz: 3\n")
+    with pytest.raises(SpecError, match=r"child.yaml:4: policy.max_batch_siz: "):
+        load_spec(child)
     child.write_text("extends: file.yaml\n")
     spec_file.write_text(YAML.replace("max_num_seqs", "max_num_sqs"))
     with pytest.raises(SpecError, match=r"file.yaml:2: engine.max_num_sqs: unknown key"):
@@ -546,3 +554,18 @@ def test_classes_have_names_and_arrivals_all_of_them_or_none(classes, keys, said
         return
     with pytest.raises(ValueError, match=said):
         Workload(**given)
+
+
+@pytest.mark.parametrize("deciding", ["router", "decode_router"])
+def test_router_that_decides_by_targets_is_told_at_its_own_key(deciding):
+    cluster = {
+        "pools": {
+            "prompts": {"role": "prefill", "count": 1}, "answers": {"role": "decode", "count": 1},
+        },
+        "router": "round_robin", "decode_router": "round_robin", deciding: "slo_aware",
+    }  # fmt: skip
+    asked = {"workload": {"trace": "azure-conv", "num_requests": 3}, "cluster": cluster}
+    said = rf"^cluster\.{deciding}: slo_aware decides by targets, and no request has one; add "
+    with pytest.raises(SpecError, match=said + r"slo\.ttft_ms or slo\.tpot_ms$"):
+        make_spec(asked)
+    assert make_spec(asked | {"slo": {"tpot_ms": 50}}).slo.tpot_ms == 50

@@ -173,7 +173,7 @@ def test_schema_offers_a_shorthand_first_among_the_choices_of_its_key_and_keeps_
                 assert one.get("$ref") == choice.get("$ref")
                 assert one.get("type") == choice.get("type")
             for note in ("description", "default", "title"):
-                assert made[key].get(note) == raw[key].get(note)
+                assert made[key].get(note, "none") == raw[key].get(note, "none")
                 assert not any(note in one for one in rest)
             counts.append(len(rest))
     assert {1, 2} <= set(counts)

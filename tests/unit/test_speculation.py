@@ -11,6 +11,7 @@ from librt.strings import BytesWriter
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from schedlab.experiments.running import speculation as speculation_of
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, Policy, registry
@@ -882,3 +883,21 @@ def test_what_was_accepted_last_is_no_more_when_memory_is_lost():
     assert (state.spare_tokens, state.fresh_tokens) == (4, 2)
     state.lost_memory()
     assert (state.spare_tokens, state.fresh_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rates", "spread"),
+    [
+        ({"rate": 0.0}, (0.0,), 0.0), ({"rate": 0.7, "spread": 0.1}, (0.7,), 0.1),
+        ({"rates": [0.8, 0.0]}, (0.8, 0.0), 0.0),
+    ],
+)  # fmt: skip
+def test_acceptance_is_drawn_by_the_rates_that_are_given_though_they_be_nothing(
+    monkeypatch, keys, rates, spread
+):
+    monkeypatch.setattr(speculation_of, "_drawn", lambda *given: given)
+    spec = make_spec({
+        "workload": {"trace": "azure-conv", "num_requests": 3},
+        "engine": {"async_scheduling": False, "speculation": NGRAM | {"acceptance": keys}},
+    })  # fmt: skip
+    assert speculation_of._acceptance(spec.engine.speculation, 9) == (rates, spread, 9)
