@@ -44,9 +44,11 @@ from schedlab.experiments.regression.matrix import Matrix, MatrixPoint
 from schedlab.experiments.regression.report import _sentence
 from schedlab.experiments.results import saved_results
 from schedlab.experiments.search import find as finding
+from schedlab.experiments.search.recommend import ASK_A_COST_MODEL, NOT_IN_VLLM
 from schedlab.experiments.specification import starter
 from schedlab.experiments.statistics import LEAST_SEEDS, Change
 from schedlab.experiments.sweeps import dry_run, store, sweep_all, workers
+from schedlab.policies import registry as policies
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.importers import aiconfigurator, llmservingsim, splitwise, vidur
 from schedlab.sim.cost.learning import errors as learning_errors
@@ -109,6 +111,23 @@ def test_example_is_printed_as_it_is_below_where_it_is_from(monkeypatch, tmp_pat
 
 
 # -- lists -------------------------------------------------------------------------------------
+
+
+def test_list_of_policies_says_of_each_what_it_needs_and_where_it_runs():
+    listed = {
+        one["name"]: one for one in json.loads(schedlab("policies", "--json").stdout)["policies"]
+    }
+    assert list(listed) == policies.names()
+    for name, told in listed.items():
+        cls = policies.policy_class(name)
+        needs = " Needs a predictor." if cls.needs_prediction else ""
+        first_line = cls.__doc__.strip().splitlines()[0]
+        assert told["purpose"] == f"{first_line}{needs}"
+        assert told["source"] == cls.source
+        where = "with a cost model" if name in ASK_A_COST_MODEL else "yes"
+        assert told["in vLLM"] == ("no" if name in NOT_IN_VLLM else where)
+    assert listed["sjf"]["purpose"].endswith(". Needs a predictor.")
+    assert not listed["fcfs"]["purpose"].endswith("predictor.")
 
 
 @pytest.mark.parametrize("command", ["policies", "metrics", "models", "gpus", "cost-models"])

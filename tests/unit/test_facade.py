@@ -291,11 +291,12 @@ def test_measurement_is_read_from_its_folder(tmp_path):
 
 
 def test_json_that_another_wrote_is_no_measurement(tmp_path):
-    (tmp_path / "comparison.json").write_text('{"points": 3}')
-    with pytest.raises(
-        SpecError, match="was not written by schedlab measure: it has no list point"
-    ):
-        sl.load_measurement(tmp_path)
+    for points in ('{"points": 3}', '{"points": {"a": 1}}', "{}"):
+        (tmp_path / "comparison.json").write_text(points)
+        with pytest.raises(
+            SpecError, match=r"was not written by schedlab measure: it has no list points$"
+        ):
+            sl.load_measurement(tmp_path)
 
 
 def test_setting_of_several_runs_has_half_an_interval_beside_each_mean():

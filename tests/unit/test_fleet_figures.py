@@ -11,6 +11,7 @@ from matplotlib.text import Text
 from schedlab.experiments.figures import fleets, plots
 from schedlab.experiments.figures.figures import fleet_drawings
 from schedlab.experiments.figures.interactive import traces_and_layout
+from schedlab.experiments.report import fleet as report_fleet
 from schedlab.experiments.report.fleet import fleet_table
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.running.run import run
@@ -181,3 +182,30 @@ def test_report_tells_each_engine_of_a_run_and_each_fleet_of_a_sweep(tmp_path):
     heads = [run.head()["metrics"] for run in results.of(results.rows[0])]
     expected = np.mean([head["num_slo_met"] / head["cost_usd"] for head in heads])
     assert bars[0] == pytest.approx(expected)
+
+
+def test_table_of_engines_has_the_price_of_all_gpus_of_each(monkeypatch):
+    engines = [
+        SimpleNamespace(
+            role="prefill", hardware="h100", policy="fcfs", num_gpus=4, kv_capacity_tokens=12_345,
+            usd_per_gpu_hour=2.5,
+        ),
+        SimpleNamespace(
+            role="decode", hardware="own", policy="sjf", num_gpus=1, kv_capacity_tokens=99,
+            usd_per_gpu_hour=None,
+        ),
+    ]  # fmt: skip
+    run = SimpleNamespace(engines=engines, observation=lambda: "observed")
+    monkeypatch.setattr(report_fleet, "engine_name", lambda run, index: f"engine {index}")
+    monkeypatch.setattr(
+        report_fleet, "of_engines", lambda observed: {"a": [1234.4, 5.0], "b": [0.6, 7.0]}
+    )
+    table = report_fleet._of_engines(run)
+    assert table.header == (
+        "engine", "role", "hardware", "policy", "GPUs", "KV tokens", "a", "b", "USD an hour",
+    )  # fmt: skip
+    assert table.lines == [
+        ("engine 0", "prefill", "h100", "fcfs", "4", "12,345", "1,234", "1", "10.00"),
+        ("engine 1", "decode", "own", "sjf", "1", "99", "5", "7", "-"),
+    ]
+    assert table.num_text == 4

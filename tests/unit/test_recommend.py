@@ -346,6 +346,32 @@ def test_option_is_taken_if_it_serves_two_per_cent_more_and_tried_beside_what_is
     assert len(asked[-1][1]) == 2
 
 
+def test_everything_tried_is_kept_in_turn_and_searched_near_what_is_expected(monkeypatch):
+    asked = []
+
+    def find_all(points, find, runs, expect):
+        asked.append((points, find, runs, expect))
+        return [f"found {one}" for one in points]
+
+    module = "schedlab.experiments.search.recommend"
+    monkeypatch.setattr(f"{module}.find_all", find_all)
+    search = _Search(question(), "runs")
+    monkeypatch.setattr(search, "_points", lambda some, seeds, length: [one.label for one in some])
+    monkeypatch.setattr(search, "_find", lambda tolerance: tolerance)
+    one, two, three = (Candidate(1, n, 8, 64) for n in (1, 2, 3))
+    assert search._try("none", []) == search.tried == []
+    first = search._try("first", [one, two])
+    then = search._try("then", [three], near=2.5)
+    assert first == [Tried("first", c, f"found {c.label}") for c in (one, two)]
+    assert then == [Tried("then", three, f"found {three.label}")]
+    assert search.tried == [*first, *then]
+    assert [given[1:3] for given in asked] == [(0.05, "runs")] * 2
+    assert asked[0][3] is None
+    ((label, near),) = asked[1][3].items()
+    assert label == three.label
+    assert set(near) == {2.5}
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_engine_alone_needs_no_cluster(replicas):
     search = _Search(question(), None)

@@ -7,6 +7,7 @@ import pytest
 
 from schedlab.experiments.figures.chosen import Chosen, draw_chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
+from schedlab.experiments.results import results_folder
 from schedlab.experiments.results.point_folder import (
     POINT_FILE,
     content_hash_of,
@@ -293,3 +294,24 @@ def test_point_reads_back_with_all_that_was_written_beside_its_result(tmp_path, 
     (tmp_path / MARKER).write_text('{"files": ["result.json"]}')
     assert content_hash_of(tmp_path) == "the hash"
     assert content_hash_of(tmp_path, light=False) is None, "its tables were left out"
+
+
+def test_folder_is_locked_by_one_at_a_time_and_whoever_fails_leaves_nothing_open(
+    monkeypatch, tmp_path
+):
+    pytest.importorskip("fcntl")
+    closed = []
+    close = results_folder.os.close
+    monkeypatch.setattr(
+        results_folder.os, "close", lambda number: closed.append(number) or close(number)
+    )
+    first = results_folder._locked(tmp_path)
+    assert first is not None
+    assert results_folder._locked(tmp_path) is None
+    assert len(closed) == 1
+    close(first)
+    again = results_folder._locked(tmp_path)
+    assert again is not None
+    close(again)
+    assert results_folder._locked(tmp_path / "nowhere") is None
+    assert len(closed) == 1
