@@ -130,6 +130,41 @@ def test_on_a_gpu_the_steps_part_tells_what_launching_costs_at_the_shortest_cont
     assert asked == [(eager, "limits", 4, 32)]
 
 
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_steps_part_asks_for_each_figure_and_compares_with_eager_steps_where_there_are_graphs(
+    monkeypatch, has_graphs
+):
+    asked = []
+
+    def figure_of(name, several):
+        def made(*given):
+            asked.append((name, *given))
+            one = BenchResult(name, 1.0, "")
+            return iter([one, one]) if several else one
+
+        return made
+
+    for name, several in (
+        ("host_gap_figure", False), ("decode_step_figures", True), ("prefill_step_figures", True),
+    ):  # fmt: skip
+        monkeypatch.setattr(step_bench, name, figure_of(name, several))
+    subject = SimpleNamespace(
+        sizes=SimpleNamespace(gap_batch=5, step_cases=[(1, 64), (4, 32)], step_prompts=(48,)),
+        copy=SimpleNamespace(rate=7.0), product=SimpleNamespace(rate=9.0),
+    )  # fmt: skip
+    runner = SimpleNamespace(is_cuda=False)
+    eager = SimpleNamespace(is_cuda=False) if has_graphs else runner
+    cases = list(selfcheck_parts._step_cases(subject, "limits", runner, eager))
+    assert [len(list(case.rows())) for case in cases] == [1, 2, 2, 2]
+    other = eager if has_graphs else None
+    assert asked == [
+        ("host_gap_figure", runner, "limits", 5),
+        ("decode_step_figures", runner, other, "limits", 7.0, ((1, 64),)),
+        ("decode_step_figures", runner, other, "limits", 7.0, ((4, 32),)),
+        ("prefill_step_figures", runner, "limits", 9.0, (48,)),
+    ]
+
+
 @pytest.mark.slow
 def test_steps_part_tells_decode_and_prefill_steps_and_the_host_gap():
     found = [
