@@ -62,6 +62,27 @@ def test_find_tells_the_cheapest_where_there_is_one_and_else_verdicts(monkeypatc
     assert found.found == ["two policies"]
 
 
+@pytest.mark.parametrize("needs", [True, False])
+@pytest.mark.parametrize("folder", [None, "kept"])
+def test_find_keeps_tables_where_the_search_needs_them(monkeypatch, tmp_path, needs, folder):
+    made = []
+
+    def store(place, light):
+        made.append((place, light))
+        raise SchedlabError("no further")
+
+    place = None if folder is None else tmp_path / folder
+    monkeypatch.setattr("schedlab.experiments.search.constraints.needs_tables", lambda spec: needs)
+    monkeypatch.setattr("schedlab.experiments.sweeps.store.Store", store)
+    find = {"maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 1000}}
+    asked = {**SWEPT, "sweep": {"policy": ["fcfs", "static"]}, "find": find}
+    with pytest.raises(SchedlabError, match="no further"):
+        sl.find(asked, **({} if place is None else {"folder": place}))
+    ((used, light),) = made
+    assert light is not needs
+    assert used == place or place is None
+
+
 @pytest.mark.parametrize("check", [None, True, False])
 def test_measure_compares_what_is_asked_for_and_keeps_what_is_told_of_it(monkeypatch, check):
     comparing = "schedlab.experiments.comparing"

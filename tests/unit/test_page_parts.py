@@ -159,3 +159,32 @@ def test_page_of_a_search_is_of_its_first_file_and_shows_all_that_it_says(
     (tmp_path / "find.json").write_text("{}")
     with pytest.raises(SchedlabError, match=r"find\.json: an earlier version wrote it"):
         search_page.write_search_page(tmp_path, into)
+
+
+def test_fleet_on_a_page_has_its_table_and_figures_and_is_absent_where_there_is_none(monkeypatch):
+    table = (("engine", "a"), [("0", "1")], 1, "a note")
+    monkeypatch.setattr(page_module, "images", lambda found: [f"image of {one}" for one in found])
+    monkeypatch.setattr(page_module, "fleet_table", lambda results: table if results else None)
+    assert page_module._fleet(["some"], ["one", "two"]) == {
+        "table": page_module.PageTable(*table), "figures": ["image of one", "image of two"],
+    }  # fmt: skip
+    assert page_module._fleet([], ["one"]) is None
+
+
+@pytest.mark.parametrize(
+    ("described", "told"),
+    [
+        ({"published_error": "2 % on H100"}, "published error 2 % on H100."),
+        ({"published_error": {"mape": 0.02}}, 'published error {"mape": 0.02}.'),
+        ({"published_error": 0.0, "calibration": "UNCALIBRATED"}, "published error 0.0."),
+        ({"calibration": "CALIBRATED"}, "the cost model states none."),
+        ({}, "the cost model states none."),
+        (
+            {"calibration": "UNCALIBRATED"},
+            "not known. The times are computed from a datasheet and were not held against this "
+            "model on this device: compare settings by them, do not quote them.",
+        ),
+    ],
+)
+def test_accuracy_is_told_as_it_was_published_or_that_none_is_known(described, told):
+    assert page_module._accuracy(described) == told

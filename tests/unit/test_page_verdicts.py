@@ -68,3 +68,12 @@ def test_page_compares_settings_with_the_first_at_each_load_if_all_were_run_agai
     first = "at each rate" if several else ""
     assert intro.startswith(f"Each setting against <a>, the first{', ' + first if first else ''}:")
     assert f"corrected for the {len(rows)} comparisons" in intro
+
+
+@pytest.mark.parametrize(("num_first", "num_other"), [(5, 4), (4, 5), (4, 4)])
+def test_page_compares_no_settings_of_which_one_has_more_runs(monkeypatch, num_first, num_other):
+    results, told = judged_at(("", ("a", "b")), num_runs={"a": num_first, "b": num_other})
+    monkeypatch.setattr(page_module, "all_loads", lambda rows: told)
+    monkeypatch.setattr(page_module, "_short", lambda row: f"<{row.label}>")
+    found = page_module._verdicts(results)
+    assert len(found["table"].lines) == (4 if num_first == num_other else 0)
