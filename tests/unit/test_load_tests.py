@@ -246,6 +246,9 @@ def test_number_of_prompts_is_that_of_their_counts(tmp_path, sent, failed, taken
         (1, 2, [(7, 4)], 2),
         (1, 2, [(7, 2)], 2),  # seven prompts, each once, say nothing
         (3, 12, [(11, 5)], 12),  # not all are sent
+        (3, 12, [(12, 7)], 12),  # each is sent once
+        (3, 12, [(14, 1)], 12),  # each once, and two of them again
+        (3, 12, [(14, 6)], 12),
         (3, 12, [], 12),
     ],
 )

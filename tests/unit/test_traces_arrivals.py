@@ -1,3 +1,6 @@
+import math
+import re
+
 import numpy as np
 import pytest
 
@@ -194,3 +197,14 @@ def test_rates_go_on_until_they_bring_as_many_arrivals_as_are_expected():
     more = arrivals._extended([expected, ends_s, rates], drawn, 7.5)
     assert [column.tolist()[4:] for column in more] == [[16.0], [8.0], [9.0]]
     assert len(arrivals._extended([*more], drawn, 16.0)[0]) == 5
+
+
+def test_parameter_of_arrivals_is_a_positive_number_up_to_the_largest_and_that_one_too():
+    largest = arrivals._LARGEST
+    for value in (1, 0.5, largest, float(largest)):
+        arrivals._positive(rate=1.0, other=value)
+    for value in (0, -1.0, math.nan, math.inf, "3", None):
+        with pytest.raises(SpecError, match=r"^other must be a positive number, got "):
+            arrivals._positive(rate=1.0, other=value)
+    with pytest.raises(SpecError, match=re.escape(f"rate must be at most {largest:g}, got ")):
+        arrivals._positive(rate=math.nextafter(largest, math.inf), other=0)
