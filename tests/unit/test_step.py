@@ -164,6 +164,16 @@ def segment(*durations_ns, start_ns=100):
     return Segment(plan_of(), start_ns, Steps(list(durations_ns), 0, finished), shape(), row, 4)
 
 
+def require_kept(one, kept):
+    """Require that a segment of 10, 20, 30 and 40 ns has its first steps left; all if None."""
+    if kept is None:
+        assert (one.num_steps, one.end_ns, len(one.steps.finished)) == (4, 200, 1)
+        return
+    assert one.steps.durations_ns == [10, 20, 30, 40][:kept]
+    assert one.end_ns == 100 + sum([10, 20, 30, 40][:kept])
+    assert (one.num_steps, one.row.num_steps, one.steps.finished) == (kept, kept, [])
+
+
 @pytest.mark.parametrize(
     ("now_ns", "kept"),
     [(0, 1), (100, 1), (109, 1), (110, 1), (111, 2), (130, 2), (131, 3), (160, 3), (161, None)],
@@ -172,12 +182,7 @@ def test_segment_that_is_cut_keeps_the_steps_that_have_started(now_ns, kept):
     one = segment(10, 20, 30, 40)  # which start at 100, 110, 130 and 160
     assert one.end_ns == 200
     assert one.cut(now_ns) == (kept is not None)
-    if kept is None:
-        assert (one.num_steps, one.end_ns, len(one.steps.finished)) == (4, 200, 1)
-        return
-    assert one.steps.durations_ns == [10, 20, 30, 40][:kept]
-    assert one.end_ns == 100 + sum([10, 20, 30, 40][:kept])
-    assert (one.num_steps, one.row.num_steps, one.steps.finished) == (kept, kept, [])
+    require_kept(one, kept)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +192,7 @@ def test_segment_that_is_cut_keeps_the_steps_that_have_started(now_ns, kept):
 def test_segment_that_is_broken_off_keeps_the_steps_that_have_ended(now_ns, kept):
     one = segment(10, 20, 30, 40)
     assert one.break_off(now_ns) == (kept is not None)
-    if kept is None:
-        assert (one.num_steps, one.end_ns, len(one.steps.finished)) == (4, 200, 1)
-        return
-    assert one.steps.durations_ns == [10, 20, 30, 40][:kept]
-    assert one.end_ns == 100 + sum([10, 20, 30, 40][:kept])
-    assert (one.num_steps, one.row.num_steps, one.steps.finished) == (kept, kept, [])
+    require_kept(one, kept)
 
 
 def test_segment_that_takes_another_time_ends_then():
