@@ -308,9 +308,9 @@ def level_of(
             "real.level_requests_per_client: level runs must have steps with prompt tokens and "
             "steps without; serve more requests"
         )
-    measured_s = np.array([step.duration_ns - step.overhead_ns for step in steps]) / 1e9
-    priced_s = np.array([profile.step_ns(shape)[0] for shape in shapes]) / 1e9
     batches = without_overhead(steps)
+    measured_s = np.array([batch.seconds for batch in batches])
+    priced_s = np.array([profile.step_ns(shape)[0] for shape in shapes]) / 1e9
     level = run_level(profile.fit, batches, profile.fit.run_level.decode_row_s, lone_row_s)
     overhead, times = _overhead_of(profile.scheduling_overhead, steps)
     return Level(

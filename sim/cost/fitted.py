@@ -83,12 +83,11 @@ class FittedCostModel(CostModel):
         self.source = source
         self.mismatches = list(mismatches)
         level = fit.run_level
-        row_s = level.decode_row_s
+        row_s, lone_row_s = level.decode_row_s, level.decode_row_s + level.lone_row_s
         self._prompt_step_ns = level.prompt_step_s * 1e9
         self._prompts = _Pricer(fit.eager, level.prompt_steps, row_s)
-        row_s += level.lone_row_s
-        self._decodes = _Pricer(fit.eager, level.decode_steps, row_s)
-        self._graph = _Pricer(fit.graph, level.decode_steps, row_s) if fit.graph else None
+        self._decodes = _Pricer(fit.eager, level.decode_steps, lone_row_s)
+        self._graph = _Pricer(fit.graph, level.decode_steps, lone_row_s) if fit.graph else None
         self._largest_graph = fit.graph.buckets[-1] if fit.graph else 0
         self._box = list(fit.validity.items())
         self.scheduling_overhead = measured_overhead(meta)
