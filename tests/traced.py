@@ -1,6 +1,6 @@
 """Run a policy on a small workload and write down its exact batches."""
 
-from schedlab.policies import registry
+from schedlab.policies import Policy, registry
 from schedlab.sim.config import EngineConfig
 from tests import laws
 
@@ -27,6 +27,21 @@ class Recorder:
             else tokens
         )
         return plan
+
+
+class AsksOnce(Policy):
+    """Lets prompts be computed, then leaves so many tokens of a step, tells `answer`, and stops."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def plan(self, view, builder):
+        if view.waiting:
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+        builder.pad(builder.tokens_left - self.left)
+        raise RuntimeError(self.answer(view, builder))
 
 
 def batches(name, work, config, **params):

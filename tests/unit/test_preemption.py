@@ -2,35 +2,30 @@
 
 import pytest
 
-from schedlab.policies import ContinuousBatching, Policy
+from schedlab.policies import ContinuousBatching
 from schedlab.policies.preemption import grant_or_preempt
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import Status
 from tests import laws
 from tests.laws import arrival
-from tests.traced import batches, limits
+from tests.traced import AsksOnce, batches, limits
 
 
-class GrantsOne(Policy):
-    """Lets prompts be computed, then leaves so many tokens, grants one decode, and stops."""
+class GrantsOne(AsksOnce):
+    """Grants one decode."""
 
     def __init__(self, number, victims, left):
+        super().__init__(left)
         self.number = number
         self.victims = victims
-        self.left = left
 
-    def plan(self, view, builder):
-        if view.waiting:
-            for state in view.waiting:
-                builder.grant(state)
-            return builder.build()
+    def answer(self, view, builder):
         by_number = {state.id: state for state in view.running}
-        builder.pad(builder.tokens_left - self.left)
         victims = [by_number[number] for number in self.victims]
         granted = grant_or_preempt(builder, by_number[self.number], victims)
         gone = sorted(state.id for state in builder.preempted)
-        raise RuntimeError(f"{granted}, {gone} gone, {[state.id for state in victims]} left")
+        return f"{granted}, {gone} gone, {[state.id for state in victims]} left"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from schedlab.sim.speculation.recording import (
     write_drafts,
 )
 from tests import laws
+from tests.traced import AsksOnce
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.7}
 
@@ -477,20 +478,12 @@ def test_steps_of_one_request_cost_what_the_arithmetic_says():
     assert log.steps()["kv_tokens"].tolist() == [10, 13, 15]
 
 
-class GrantsAllAtOnce(Policy):
-    """Lets prompts be computed, then leaves so many tokens of a step, grants all, and stops."""
+class GrantsAllAtOnce(AsksOnce):
+    """Grants all decodes at once."""
 
-    def __init__(self, left):
-        self.left = left
-
-    def plan(self, view, builder):
-        if view.waiting:
-            for state in view.waiting:
-                builder.grant(state)
-            return builder.build()
-        builder.pad(builder.tokens_left - self.left)
+    def answer(self, view, builder):
         granted = builder.grant_all(view.running)
-        raise RuntimeError(f"granted {granted}, {builder.tokens_left} left")
+        return f"granted {granted}, {builder.tokens_left} left"
 
 
 @pytest.mark.parametrize(
