@@ -18,6 +18,7 @@ from schedlab.experiments.figures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from schedlab.experiments.comparing.compare import PointComparison
 
@@ -62,6 +63,9 @@ def step_figure(found: Sequence[PointComparison], title: str) -> Figure:
 def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
     """Overlay the latency distributions of both backends, a column a load."""
     loads = list(dict.fromkeys(point.load for point in found))
+    policies = list(dict.fromkeys(point.policy for point in found))
+    look_of = dict(zip(policies, looks(), strict=False))
+    handles: dict[str, Line2D] = {}
     with house_style():
         figure = new_figure(4.2 * len(loads) + 0.6, 6.0)
         grid = figure.subplots(2, len(loads), squeeze=False)
@@ -71,15 +75,15 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
                 (("time to first token", "ttft"), ("end-to-end latency", "e2el"))
             ):
                 axes = grid[row, column]
-                for point, look in zip(here, looks(), strict=False):
+                for point in here:
+                    color = look_of[point.policy].color
                     for run, line in ((point.measured, "-"), (point.simulated, ":")):
                         values_ms = latencies_s(run, latency) * 1e3
                         latencies_ms = np.sort(values_ms[~np.isnan(values_ms)])
                         share = np.arange(1, len(latencies_ms) + 1) / len(latencies_ms)
-                        label = point.policy if line == "-" else None
-                        axes.plot(
-                            latencies_ms, share, color=look.color, linestyle=line, label=label
-                        )
+                        (drawn,) = axes.plot(latencies_ms, share, color=color, linestyle=line)
+                        if line == "-":
+                            handles.setdefault(point.policy, drawn)
                 axes.set_xscale("log")
                 plain_numbers(axes, "x")
                 axes.set_ylim(0, 1)
@@ -90,10 +94,9 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
                     axes.set_title(load or title)
         if any(loads):
             figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(
-            handles, labels, title="solid measured, dotted simulated",
-            loc="outside lower center", ncols=len(labels), fontsize=8,
+            [handles[policy] for policy in policies], policies, ncols=len(policies), fontsize=8,
+            title="solid measured, dotted simulated", loc="outside lower center",
         )  # fmt: skip
     return figure
 

@@ -11,7 +11,8 @@ from schedlab.experiments.analysis.comparison import (
     rank_agreement,
     step_errors,
 )
-from schedlab.experiments.comparing.compare_figures import step_figure
+from schedlab.experiments.comparing import compare_figures
+from schedlab.experiments.comparing.compare_figures import cdf_figure, step_figure
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 
@@ -135,3 +136,33 @@ def test_figure_of_many_steps_draws_every_so_many_of_them(num_steps, num_drawn):
     assert len(left.lines[0].get_xdata()) == num_drawn
     assert len(right.lines[0].get_xdata()) == num_steps, "all are counted"
     assert right.lines[0].get_xdata() == pytest.approx(25.0)
+
+
+def test_figure_of_latencies_gives_a_policy_one_colour_at_every_load_and_names_each(monkeypatch):
+    points = [
+        SimpleNamespace(policy=policy, load=load, measured=measured, simulated=measured + 1.0)
+        for measured, (policy, load) in enumerate(
+            [("a", "slow"), ("b", "slow"), ("c", "fast"), ("b", "fast")]
+        )
+    ]
+    monkeypatch.setattr(
+        compare_figures, "latencies_s", lambda run, latency: np.array([run, np.nan, run + 1.0])
+    )
+    figure = cdf_figure(points, "title")
+    slow, fast = figure.axes[:2]
+    assert [axes.get_title(loc="left") for axes in (slow, fast)] == ["slow", "fast"]
+    drawn = {
+        (line.get_xdata()[0] / 1e3, line.get_linestyle()): line.get_color()
+        for axes in (slow, fast)
+        for line in axes.lines
+    }
+    a, b, c = (drawn[at, "-"] for at in (0, 1, 2))
+    assert len({a, b, c}) == 3
+    assert drawn == {
+        (0, "-"): a, (1, ":"): a, (1, "-"): b, (2, ":"): b,
+        (2, "-"): c, (3, ":"): c, (3, "-"): b, (4, ":"): b,
+    }  # fmt: skip
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c"]
+    assert [line.get_color() for line in legend.get_lines()] == [a, b, c]
+    assert {line.get_linestyle() for line in legend.get_lines()} == {"-"}
