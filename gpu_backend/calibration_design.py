@@ -14,6 +14,9 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.rng import stream
 
+_MANY_TOKENS = 128
+"""So many, and a product of a GPU is bound by its tiles."""
+
 
 class BatchPoint(NamedTuple):
     """A batch to measure.
@@ -78,7 +81,9 @@ def design(
     seed : int
         Stream ``"calibration"``.
     buckets : sequence of int
-        Batch sizes of captured decode steps, which are measured beside the knots of the curve.
+        Batch sizes of captured decode steps, which are measured beside the knots of the curve. They
+        are of a GPU, whose products are computed in tiles: there batches that need one more than a
+        knot does are measured, too.
 
     Returns
     -------
@@ -106,6 +111,14 @@ def design(
     points += [
         BatchPoint("mixed", (contexts[1],) * b, ((n, 0),)) for b in few for n in tokens[1::2]
     ]
+    # Beside prompts, too, what decodes read may be most of a step's time: all that memory holds.
+    for n in _ladder(2, min(budget, longest), 8):
+        blocks = config.num_blocks - -(-n // config.block_size)
+        for b in few:
+            context = min(longest, max(1, blocks // b * config.block_size - 1))
+            points.append(BatchPoint("mixed", (context,) * b, ((n, 0),)))
+    if buckets:
+        points += [BatchPoint("prefill", (), ((n + 1, 0),)) for n in tokens if n >= _MANY_TOKENS]
     rng = stream(seed, "calibration")
     points = [point for point in points if point.fits(config)]
     while num_random > 0:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from schedlab.sim.cost.profile import (
     FitError,
     Regime,
     RunLevel,
+    computed_tokens,
     step_features,
 )
 from schedlab.sim.cost.shape import BatchShape
@@ -27,7 +27,10 @@ from schedlab.sim.rng import stream
 
 Floats = npt.NDArray[np.float64]
 
-_OF_CACHE = ("decode_context_sum_tokens", "decode_context_max_tokens")
+_TILES_TOKENS = (1, 64, 128)
+"""Rows that a tile of a GPU's matrix products may have; 1: none is seen."""
+
+_UNKNOWN = FitError(0.0, 0.0, 0.0, 0.0, 0)
 _RESAMPLES = 200
 _SHARES, _STEPS_A_SHARE = 100, 5
 _MOST_ALIKE = 100
@@ -91,16 +94,15 @@ def fit_profile(
     the bucket where a graph is replayed) plus a non-negative multiple of each feature. Residuals
     are weighted by 1 / measured time, so that the fit is good in percent.
 
-    What a token in the cache of a decoding request costs is the same bytes read in either regime.
-    Where graphs are replayed it is seen on its own there, and the eager regime takes it from them:
-    beside prompts it is a few percent of a step.
+    A GPU computes whole tiles of a product, so the time of a step rises in stairs. Where graphs are
+    replayed, which only a GPU does, the eager regime rounds tokens up to the tile, of those in
+    question, with which it fits batches best that are larger than any of them.
     """
     graphed = [p for p in points if _is_graphed(p.shape, buckets)]
     eager = [p for p in points if not _is_graphed(p.shape, buckets)]
     eager_regime, graph_regime = _fit_regimes(eager, graphed, tuple(buckets))
     validity = _box([p.shape for p in points])
-    unknown = FitError(0.0, 0.0, 0.0, 0.0, 0)
-    draft = Fit(eager_regime, graph_regime, validity, unknown, unknown)
+    draft = Fit(eager_regime, graph_regime, validity, _UNKNOWN, _UNKNOWN)
     return Fit(eager_regime, graph_regime, validity, judge(draft, points), judge(draft, held_out))
 
 
@@ -252,9 +254,12 @@ def sustained_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
         if np.ptp(priced) > 0:
             # In units of the mean step both are of one size.
             unit = float(priced.mean())
+            # As long as the shortest step at most: where all steps are of a size, nothing else says
+            # what belongs to each token.
+            most = max(1e-9, min(1.0, min(fit.eager.knots_s) / unit))
             found = least_squares(
                 lambda x: (x[0] * priced + x[1] * unit) / took - 1.0,
-                [1.0, 0.0], bounds=([0.0, -1.0], [np.inf, 1.0]), loss="soft_l1", f_scale=0.03,
+                [1.0, 0.0], bounds=([0.0, -1.0], [np.inf, most]), loss="soft_l1", f_scale=0.03,
             )  # fmt: skip
             prompt, more_s = float(found.x[0]), float(found.x[1] * unit)
             # The shortest step with prompts still takes a tenth of what it takes alone.
@@ -393,39 +398,46 @@ def _is_graphed(shape: BatchShape, buckets: Sequence[int]) -> bool:
 def _fit_regimes(
     eager: Sequence[MeasuredBatch], graphed: Sequence[MeasuredBatch], buckets: tuple[int, ...]
 ) -> tuple[Regime, Regime | None]:
-    """Fit what is replayed from graphs, if anything is, and then what is launched eagerly."""
-    graph = _fit_regime(graphed, buckets) if graphed else None
-    known = graph.coefficients_s if graph else {}
-    return _fit_regime(eager, (), {n: s for n, s in known.items() if n in _OF_CACHE}), graph
+    """Fit what is launched eagerly, and what is replayed from graphs if anything is."""
+    graph = _fit_regime(graphed, buckets=buckets) if graphed else None
+    large = [p for p in eager if step_features(p.shape)["new_tokens"] > max(_TILES_TOKENS)]
+    if graph is None or not large:
+        return _fit_regime(eager), graph
+    regimes = [_fit_regime(eager, tile) for tile in _TILES_TOKENS]
+    measured_s = np.array([p.seconds for p in large])
+
+    def error(regime: Regime) -> float:
+        draft = Fit(regime, graph, {"new_tokens": (1.0, 1.0)}, _UNKNOWN, _UNKNOWN)
+        return float(np.square(predictions(draft, large) / measured_s - 1).mean())
+
+    return min(regimes, key=error), graph
 
 
 def _fit_regime(
-    points: Sequence[MeasuredBatch],
-    buckets: tuple[int, ...],
-    known_s: Mapping[str, float] = MappingProxyType({}),
+    points: Sequence[MeasuredBatch], tile_tokens: int = 1, buckets: tuple[int, ...] = ()
 ) -> Regime:
-    """Fit one regime; what some features cost may be known already."""
+    """Fit one regime; without buckets its tokens are rounded up to whole tiles."""
     features = [step_features(p.shape) for p in points]
-    tokens = np.array([_bucket(f["new_tokens"], buckets) for f in features], dtype=np.float64)
+    tokens = np.array(
+        [computed_tokens(f["new_tokens"], buckets, tile_tokens) for f in features],
+        dtype=np.float64,
+    )  # fmt: skip
     # A graph takes one time for all batches it is replayed for: each bucket is a knot.
     knots = [int(n) for n in np.unique(tokens)] if buckets else _knots(tokens)
-    there = [name for name in FEATURES if any(f[name] for f in features)]
-    names = [name for name in there if name not in known_s]
+    names = [name for name in FEATURES if any(f[name] for f in features)]
     columns = [np.interp(tokens, knots, hat) for hat in np.eye(len(knots))]
     columns += [np.array([f[name] for f in features], dtype=np.float64) for name in names]
     matrix = np.stack(columns, axis=1)
     weight = 1.0 / np.array([p.seconds for p in points])
-    known = np.array([sum(s * f[name] for name, s in known_s.items()) for f in features])
     scale = (matrix * weight[:, None]).max(axis=0)
     scale[scale == 0] = 1.0
-    solution, _ = nnls(matrix * weight[:, None] / scale, 1.0 - known * weight)
+    solution, _ = nnls(matrix * weight[:, None] / scale, np.ones(len(points)))
     solution = solution / scale
-    cost_s = {**known_s, **dict(zip(names, solution[len(knots) :].tolist(), strict=True))}
-    coefficients = {name: cost_s[name] for name in there}
+    coefficients = dict(zip(names, solution[len(knots) :].tolist(), strict=True))
     values = [float(v) for v in solution[: len(knots)]]
     if len(knots) == 1:  # a flat curve: nothing says how it goes on
         knots, values = [knots[0], knots[0] + 1], values * 2
-    return Regime(tuple(knots), tuple(values), coefficients, buckets)
+    return Regime(tuple(knots), tuple(values), coefficients, buckets, tile_tokens)
 
 
 def _knots(tokens: Floats) -> list[int]:
@@ -433,10 +445,6 @@ def _knots(tokens: Floats) -> list[int]:
     counts = set(tokens.tolist())
     low, high = int(min(counts)), int(max(counts))
     return [n for n in token_knots(low, high) if n in counts]
-
-
-def _bucket(tokens: int, buckets: tuple[int, ...]) -> int:
-    return min((b for b in buckets if b >= tokens), default=tokens)
 
 
 def _box(shapes: Sequence[BatchShape]) -> dict[str, tuple[float, float]]:

@@ -239,10 +239,10 @@ def refit_command(
     ] = None,
 ) -> None:
     """Fit what a calibration measured anew, without its device."""
-    from schedlab.experiments.comparing.fitted_profile import refit
+    from schedlab.experiments.comparing.fitted_profile import RUN_STEPS, refit
 
     typer.echo(refit(profile, output, level_of or []).verdict)
-    if not level_of:
+    if not (output / RUN_STEPS).exists():
         typer.echo("its steps are at the level of single batches; --level-of RUN takes a run's")
     typer.echo(f"profile: {output}")
 

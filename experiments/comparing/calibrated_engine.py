@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _SLOWEST = 0.99
 _NUM_REQUESTS = 128
 _NUM_SHORT, _MEAN_ANSWER = 320, 16.0
+_SHARE_OF_SEATS = 8
+"""Of the seats, one in so many is a client's of the second run whose steps tell a GPU's level."""
 _SHARE_ALONE = 4
 """One in so many of the short requests is also sent by itself, which takes a step a token."""
 _MEMORIES = 6
@@ -202,16 +204,22 @@ def chat_steps(
 ) -> list[StepTime]:
     """Serve a chat workload on the real backend, with `fcfs`, by the virtual clock.
 
-    All requests come at once, so that the device computes without a pause. The first step is left
-    out.
+    All requests come at once, so that the device computes without a pause; there nearly all prompts
+    are computed in full steps. On a GPU a few clients send them once more, one after the other
+    each: then a prompt or two is computed at a time, between steps that wait for memory. The first
+    step of a run is left out.
     """
     from schedlab.gpu_backend.clock import VirtualClock
     from schedlab.gpu_backend.executor import TorchExecutor
 
-    executor = TorchExecutor(runner, config, VirtualClock(stopwatch), seed=seed)
     requests = chat(config, min(_NUM_REQUESTS, 2 * config.max_num_seqs), seed)
-    simulate(Engine(config, registry.make("fcfs"), executor), requests)
-    return executor.steps[1:]
+    few = max(1, config.max_num_seqs // _SHARE_OF_SEATS)
+    steps: list[StepTime] = []
+    for clients in (None, few) if runner.is_cuda else (None,):
+        executor = TorchExecutor(runner, config, VirtualClock(stopwatch), seed=seed)
+        simulate(Engine(config, registry.make("fcfs"), executor), requests, clients)
+        steps += executor.steps[1:]
+    return steps
 
 
 def overhead_of(shapes: Sequence[BatchShape], overheads_ns: Sequence[int]) -> dict[str, float]:

@@ -27,6 +27,9 @@ HELD_OUT = "held_out"
 READINGS = "points.jsonl"
 """File of a profile folder: raw, as measured."""
 
+RUN_STEPS = "run_steps.jsonl"
+"""File of a profile folder: steps of the runs that tell its level, one a line."""
+
 MAPE_BAR, BIAS_BAR = 0.06, 0.02
 """Held-out error that a profile should not exceed."""
 
@@ -62,12 +65,13 @@ def write_profile(
     batches: Sequence[tuple[str, MeasuredBatch]],
     run_steps: Sequence[MeasuredBatch],
 ) -> tuple[Calibrated, list[dict[str, Any]]]:
-    """Fit measured batches and write meta.json, fit.json and residuals.json.
+    """Fit measured batches, and write all files of a profile folder but what was read.
 
     Parameters
     ----------
     folder : Path
-        Of the profile.
+        Of the profile: gets meta.json, fit.json, residuals.json and, if there are any,
+        run_steps.jsonl.
     meta : mapping
         What was measured; what the fit is judged to be good for is added.
     batches : sequence of (str, MeasuredBatch)
@@ -103,14 +107,15 @@ def write_profile(
     by_kind = error_by_kind(fit, test)
     rows = [row for _, row in batches]
     residuals = [
-        {"kind": kind, "features": _decode_features(row.shape),
-         "chunks": list(row.shape.chunks),
-         "measured_s": row.seconds, "predicted_s": float(predicted)}
+        {"kind": kind, **_row_json(row), "predicted_s": float(predicted)}
         for (kind, row), predicted in zip(batches, predictions(fit, rows), strict=True)
-    ]  # fmt: skip
+    ]
     intervals = coefficient_intervals(train, buckets, meta["seed"])
     text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
     write_text(folder / "residuals.json", text + "\n")
+    if run_steps:
+        lines = [json.dumps(_row_json(step)) + "\n" for step in run_steps]
+        write_text(folder / RUN_STEPS, "".join(lines))
     of_runs = replace(fit, run_level=level)
     of_runs = replace(of_runs, step_spread=step_spread(of_runs, run_steps))
     write_fit(folder, {**meta, "held_out_error_by_kind": by_kind}, of_runs)
@@ -129,7 +134,8 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
         Gets the new one; may be the same.
     runs : sequence of Path
         Runs that were kept where the profile was measured, each a folder, to tell its level;
-        without any the new profile is at the level of its batches.
+        without any those tell it that told it before, and where their steps are not kept the new
+        profile is at the level of its batches.
 
     Returns
     -------
@@ -140,23 +146,25 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
     SpecError
         If the profile or a run cannot be read.
     """
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, without_overhead
+    from schedlab.gpu_backend.calibration_fit import without_overhead
     from schedlab.gpu_backend.stopwatch import ReferenceSpeed
 
     # All is read before anything is written.
-    meta = {key: value for key, value in read_meta(profile).items() if key != "level_of_runs"}
-    if runs:
-        meta["level_of_runs"] = [run.name for run in runs]
+    meta = read_meta(profile)
     readings, speed = read_text(profile / READINGS), ReferenceSpeed.read(profile)
     points = read_json_object(profile / "residuals.json")
+    known = profile / RUN_STEPS
+    lines = read_text(known).splitlines() if known.exists() and not runs else []
     steps = [step for run in runs for step in read_steps(run)[1:]]
+    if runs:
+        meta["level_of_runs"] = [run.name for run in runs]
+    elif not lines:
+        meta.pop("level_of_runs", None)
     try:
-        batches = [
-            (point["kind"], MeasuredBatch(_shape(point), point["measured_s"]))
-            for point in points["points"]
-        ]
-        found, residuals = write_profile(folder, meta, batches, without_overhead(steps))
-    except (KeyError, TypeError) as error:
+        batches = [(point["kind"], _row(point)) for point in points["points"]]
+        of_runs = without_overhead(steps) or [_row(json.loads(line)) for line in lines]
+        found, residuals = write_profile(folder, meta, batches, of_runs)
+    except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"{profile} is no profile that can be fitted anew: no {error}") from error
     write_text(folder / READINGS, readings)
     if speed is not None:
@@ -165,19 +173,25 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
     return found
 
 
-def _shape(point: Mapping[str, Any]) -> BatchShape:
-    num_decodes, context_sum, context_max = point["features"]
-    chunks = tuple((new, cached) for new, cached in point["chunks"])
+def _row(data: Mapping[str, Any]) -> MeasuredBatch:
+    """Return a batch, as `_row_json` writes it."""
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+
+    num_decodes, context_sum, context_max = data["features"]
+    chunks = tuple((new, cached) for new, cached in data["chunks"])
     rows = num_decodes + len(chunks)
-    return BatchShape(
+    shape = BatchShape(
         num_decodes, context_sum, context_max, chunks, rows_sampled=rows, num_running=rows
     )
+    return MeasuredBatch(shape, data["measured_s"])
 
 
-def _decode_features(shape: BatchShape) -> list[int]:
-    return [
+def _row_json(row: MeasuredBatch) -> dict[str, Any]:
+    shape = row.shape
+    features = [
         shape.num_decodes, shape.decode_context_sum_tokens, shape.decode_context_max_tokens,
     ]  # fmt: skip
+    return {"features": features, "chunks": list(shape.chunks), "measured_s": row.seconds}
 
 
 def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], drift: Sequence[float]) -> str:

@@ -11,6 +11,7 @@ from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.profile import (
     Fit,
     Regime,
+    computed_tokens,
     measured_overhead,
     profile_of,
     read_fit,
@@ -51,9 +52,10 @@ class FittedCostModel(CostModel):
     ``step = curve(new tokens) + sum of coefficient * feature`` with the features of
     `sim.cost.profile.step_features`. A decode-only step no larger than the largest CUDA-graph
     bucket is priced by the graph regime, its tokens rounded up to the bucket; any other by the
-    eager one. What comes out, but for swapped bytes, is multiplied by the profile's `RunLevel`, and
-    what that adds for each request that decodes and for a step with prompts is added. Where that is
-    negative for each, no step takes less than the least of the curve beside its contexts.
+    eager one, its tokens rounded up to whole tiles where the profile knows of any. What comes out,
+    but for swapped bytes, is multiplied by the profile's `RunLevel`, and what that adds for each
+    request that decodes and for a step with prompts is added. Where that is negative for each, no
+    step takes less than the least of the curve beside its contexts.
 
     Outside the validity box the formula goes on linearly, but nobody has checked it there:
     `outside` tells which steps those are, and `Pricing` counts them.
@@ -105,10 +107,11 @@ class FittedCostModel(CostModel):
         num_decodes, chunks, swapped = shape.num_decodes, shape.chunks, shape.swapped_bytes
         context, longest = shape.decode_context_sum_tokens, shape.decode_context_max_tokens
         tokens = num_decodes + shape.padding_tokens
-        pairs = 0
+        pairs = cached = 0
         for q, c in chunks:
             tokens += q
             pairs += q * (2 * c + q + 1) // 2
+            cached += c
         context += shape.padding_context_tokens
         pricer = self._prompts if chunks else self._decodes
         if self._graph is not None and not chunks and tokens <= self._largest_graph:
@@ -121,7 +124,10 @@ class FittedCostModel(CostModel):
         if base < pricer.least_ns and tokens:
             base = pricer.least_ns
         if chunks:
-            base += pricer.pair_ns * pairs + pricer.prefill_ns * len(chunks) + self._prompt_step_ns
+            base += (
+                pricer.pair_ns * pairs + pricer.cached_ns * cached
+                + pricer.prefill_ns * len(chunks) + self._prompt_step_ns
+            )  # fmt: skip
         if swapped:
             if pricer.swapped_byte_ns is None:
                 raise SpecError(f"{self.source}: the profile has no coefficient for swapped_bytes")
@@ -214,6 +220,7 @@ class _Pricer:
         self.sum_ns = ns("decode_context_sum_tokens")
         self.max_ns = ns("decode_context_max_tokens")
         self.pair_ns = ns("prefill_attention_pairs")
+        self.cached_ns = ns("prefill_context_tokens")
         self.decode_ns = ns("num_decodes") + row_s * 1e9
         self.prefill_ns = ns("num_prefills")
         swapped_byte_s = regime.coefficients_s.get("swapped_bytes")
@@ -222,9 +229,7 @@ class _Pricer:
     def price(self, tokens: int) -> float:
         """Evaluate the curve at a token count and remember it."""
         regime = self._regime
-        at = tokens
-        if regime.buckets:
-            at = regime.buckets[bisect_left(regime.buckets, tokens)]
+        at = computed_tokens(tokens, regime.buckets, regime.tile_tokens)
         x, y = regime.knots_tokens, regime.knots_s
         if tokens == 0:
             seconds = 0.0

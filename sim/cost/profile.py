@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
@@ -26,6 +27,7 @@ FEATURES = (
     "decode_context_sum_tokens",
     "decode_context_max_tokens",
     "prefill_attention_pairs",
+    "prefill_context_tokens",
     "num_decodes",
     "num_prefills",
     "swapped_bytes",
@@ -49,17 +51,36 @@ def step_features(shape: BatchShape) -> dict[str, int]:
     -----
     ``new_tokens = num_decodes + padding_tokens + sum of chunks``. Rows of finished requests count
     as decodes, with what is read for them. A chunk of q tokens after c has ``q*c + q*(q+1)/2``
-    causal pairs.
+    causal pairs, and c context tokens: each of its rows reads them one after the other, however few
+    rows there are.
     """
     return {
         "new_tokens": shape.num_decodes + shape.padding_tokens + sum(q for q, _ in shape.chunks),
         "decode_context_sum_tokens": shape.decode_context_sum_tokens + shape.padding_context_tokens,
         "decode_context_max_tokens": shape.decode_context_max_tokens,
         "prefill_attention_pairs": sum(q * (2 * c + q + 1) // 2 for q, c in shape.chunks),
+        "prefill_context_tokens": sum(c for _, c in shape.chunks),
         "num_decodes": shape.num_decodes + shape.padding_rows,
         "num_prefills": len(shape.chunks),
         "swapped_bytes": shape.swapped_bytes,
     }
+
+
+def computed_tokens(tokens: int, buckets: tuple[int, ...] = (), tile_tokens: int = 1) -> int:
+    """Return for how many tokens the products of a step are computed.
+
+    Parameters
+    ----------
+    tokens : int
+        New tokens of the step.
+    buckets : tuple of int
+        Batch sizes of CUDA graphs: the next one, if there are any. None may be exceeded.
+    tile_tokens : int
+        Rows of a tile, of which the last is computed whole: beyond one they are rounded up to that.
+    """
+    if buckets:
+        return buckets[bisect_left(buckets, tokens)]
+    return tokens if tokens <= tile_tokens else -(-tokens // tile_tokens) * tile_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +99,16 @@ class Regime:
         ``swapped_bytes``, which then cannot be priced.
     buckets : tuple of int
         CUDA-graph batch sizes: new tokens are rounded up to the next. Empty without graphs.
+    tile_tokens : int
+        Rows of a tile of a matrix product: more new tokens than one holds are rounded up to whole
+        tiles, since the last takes as long as a full one. 1 rounds nothing.
     """
 
     knots_tokens: tuple[int, ...]
     knots_s: tuple[float, ...]
     coefficients_s: Mapping[str, float]
     buckets: tuple[int, ...] = ()
+    tile_tokens: int = 1
 
     def __post_init__(self) -> None:
         if len(self.knots_tokens) < 2 or len(self.knots_tokens) != len(self.knots_s):
@@ -97,6 +122,10 @@ class Regime:
             check_number(f"coefficients_s.{key}", value)
         if self.buckets and (self.buckets[0] < 1 or not _increasing(self.buckets)):
             raise SpecError("buckets must be >= 1 and strictly increasing")
+        if self.tile_tokens < 1:
+            raise SpecError(f"tile_tokens must be >= 1, got {self.tile_tokens}")
+        if self.buckets and self.tile_tokens > 1:
+            raise SpecError("tile_tokens: a regime with buckets rounds up to those")
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,10 +408,8 @@ def _step_spread(data: Mapping[str, object]) -> StepSpread:
         if not isinstance(values, list):
             raise SpecError(f"step_spread.{key}: a list of numbers is needed, got {values!r}")
         factors[key] = tuple(number(f"step_spread.{key}", value) for value in values)
-    num_alike = number("step_spread.num_alike", data.get("num_alike"))
-    if num_alike != int(num_alike):
-        raise SpecError(f"step_spread.num_alike: a whole number is needed, got {num_alike!r}")
-    return StepSpread(**factors, num_alike=int(num_alike))
+    num_alike = _whole_number("step_spread.num_alike", data.get("num_alike"))
+    return StepSpread(**factors, num_alike=num_alike)
 
 
 def _regime_json(regime: Regime) -> dict[str, object]:
@@ -391,11 +418,15 @@ def _regime_json(regime: Regime) -> dict[str, object]:
         "knots_s": list(regime.knots_s),
         "coefficients_s": dict(regime.coefficients_s),
     }
-    return {**data, "buckets": list(regime.buckets)} if regime.buckets else data
+    if regime.buckets:
+        data["buckets"] = list(regime.buckets)
+    if regime.tile_tokens > 1:
+        data["tile_tokens"] = regime.tile_tokens
+    return data
 
 
 def _regime(name: str, regimes: Mapping[str, Any]) -> Regime:
-    keys = ("knots_tokens", "knots_s", "coefficients_s", "buckets")
+    keys = ("knots_tokens", "knots_s", "coefficients_s", "buckets", "tile_tokens")
     data = _section(regimes, name, keys)
     for key in keys[:3]:
         if key not in data:
@@ -409,6 +440,7 @@ def _regime(name: str, regimes: Mapping[str, Any]) -> Regime:
             ),
             coefficients_s={key: number(key, value) for key, value in coefficients.items()},
             buckets=_whole(data, "buckets") if "buckets" in data else (),
+            tile_tokens=_whole_number("tile_tokens", data.get("tile_tokens", 1)),
         )
     except SpecError as problem:
         raise SpecError(f"regimes.{name}: {problem}") from problem
@@ -463,6 +495,14 @@ def _whole(data: Mapping[str, Any], key: str) -> tuple[int, ...]:
     if any(value != int(value) for value in values):
         raise SpecError(f"{key} must hold whole numbers")
     return tuple(int(value) for value in values)
+
+
+def _whole_number(name: str, value: object) -> int:
+    """Return a whole number of a profile; raises `SpecError` if it is none."""
+    found = number(name, value)
+    if found != int(found):
+        raise SpecError(f"{name}: a whole number is needed, got {value!r}")
+    return int(found)
 
 
 def _pair(name: str, value: object) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from schedlab.experiments.comparing import calibrate as laboratory  # noqa: E402
-from schedlab.experiments.comparing import fitted_profile, machine  # noqa: E402
+from schedlab.experiments.comparing import calibrated_engine, fitted_profile, machine  # noqa: E402
 from schedlab.experiments.comparing.calibrated_engine import overhead_of  # noqa: E402
 from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
 from schedlab.experiments.comparing.measured_runs import _write_steps  # noqa: E402
@@ -67,21 +67,26 @@ COEFFICIENTS = {
     "decode_context_sum_tokens": 2e-6,
     "decode_context_max_tokens": 1e-6,
     "prefill_attention_pairs": 3e-7,
+    "prefill_context_tokens": 8e-6,
     "num_decodes": 5e-4,
     "num_prefills": 6e-4,
 }
 
 
-def truth(buckets=()):
+OF_CACHE = ("decode_context_sum_tokens", "decode_context_max_tokens")
+
+
+def truth(buckets=(), tile_tokens=1):
     """Return a cost model with a jagged curve, as kernels with tiles have."""
     knots = token_knots(1, 256)
     eager = Regime(
-        tuple(knots), tuple(0.01 + 5e-4 * n + (0.002 if n % 2 else 0) for n in knots), COEFFICIENTS
-    )
+        tuple(knots), tuple(0.01 + 5e-4 * n + (0.002 if n % 2 else 0) for n in knots), COEFFICIENTS,
+        tile_tokens=tile_tokens,
+    )  # fmt: skip
     graph = None
     if buckets:
         times = tuple(0.004 + 1e-4 * b for b in buckets)
-        of_cache = {name: COEFFICIENTS[name] for name in calibration_fit._OF_CACHE}
+        of_cache = {name: COEFFICIENTS[name] for name in OF_CACHE}
         graph = Regime(tuple(buckets), times, of_cache, tuple(buckets))
     return FittedCostModel(Fit(eager, graph, {"new_tokens": (1.0, 256.0)}, NONE, NONE), {})
 
@@ -205,22 +210,66 @@ def test_batch_fits_the_limits_up_to_their_edges(point, fits):
     assert point.fits(limits) is fits
 
 
-def test_eager_steps_with_graphs_beside_them_take_what_a_token_in_the_cache_costs_from_these():
+@pytest.mark.parametrize("tile", [1, 64, 128])
+def test_fit_of_a_gpu_rounds_tokens_up_to_the_tile_that_its_steps_show(tile):
     buckets = (1, 2, 4, 8, 16)
-    points = measured_by(truth(buckets), design(LIMITS, 60, seed=0))
-    # Beside prompts hardly any context was measured, and that badly.
-    noisy = [
-        MeasuredBatch(p.shape, p.seconds * (1.2 if p.shape.num_decodes else 1.0))
-        if p.shape.chunks
-        else p
-        for p in points
-    ]
-    fit = fit_profile(noisy, [], buckets)
-    for name in calibration_fit._OF_CACHE:
-        assert fit.eager.coefficients_s[name] == fit.graph.coefficients_s[name]
-        assert fit.eager.coefficients_s[name] == pytest.approx(COEFFICIENTS[name], rel=0.01)
-    alone = fit_profile([p for p in noisy if p.shape.chunks], [])
-    assert alone.eager.coefficients_s != fit.eager.coefficients_s
+    model, rng = truth(buckets, tile), np.random.default_rng(5)
+    noisy, test = (
+        [
+            MeasuredBatch(m.shape, m.seconds * rng.normal(1, 0.01))
+            for m in measured_by(model, points)
+        ]
+        for points in (
+            design(LIMITS, 60, seed=0, buckets=buckets), design(LIMITS, 60, seed=1)[-60:],
+        )
+    )  # fmt: skip
+    fit = fit_profile(noisy, test, buckets)
+    assert (fit.eager.tile_tokens, fit.graph.tile_tokens) == (tile, 1)
+    assert fit.held_out.mape < 0.02
+    beyond = [n for n in fit.eager.knots_tokens if n > tile]
+    assert all(n % tile == 0 for n in beyond)
+    assert beyond[-1] == 256
+    # What a chunk has in the cache is told from what it attends to, and that from its decodes'.
+    for name in ("prefill_context_tokens", "prefill_attention_pairs", "decode_context_sum_tokens"):
+        assert fit.eager.coefficients_s[name] == pytest.approx(COEFFICIENTS[name], rel=0.1), name
+    # Without graphs it is no GPU.
+    assert fit_profile(noisy, test).eager.tile_tokens == 1
+
+
+def test_fit_of_batches_no_larger_than_a_tile_rounds_nothing():
+    buckets = (1, 2, 4, 8, 16)
+    limits = replace(LIMITS, max_num_batched_tokens=128)
+    points = measured_by(truth(buckets, 64), design(limits, 30, seed=0, buckets=buckets))
+    assert fit_profile(points, points, buckets).eager.tile_tokens == 1
+
+
+def test_design_fills_the_memory_beside_prompts_too():
+    def full(config, least):
+        return {
+            (len(p.decodes), p.decodes[0], p.chunks[0][0])
+            for p in design(config, 0, seed=0)
+            if p.kind == "mixed" and p.decodes[0] >= least
+        }
+
+    # No request gets longer than 1,024 tokens, of which the next is the last.
+    assert full(LIMITS, 1000) == {
+        (b, 1023, n) for b in (1, 4) for n in (2, 16, 128, 256) if n + b <= 256
+    }
+    # 64 blocks: less one for 2 or 16 tokens, eight for 128 and sixteen for 256, shared by all rows.
+    small = replace(LIMITS, num_blocks=64)
+    assert full(small, 150) == {
+        *((1, 1007, n) for n in (2, 16)), (1, 895, 128),
+        *((4, 239, n) for n in (2, 16)), (4, 223, 128),
+    }  # fmt: skip
+
+
+def test_design_for_a_gpu_has_batches_that_need_one_tile_more_than_a_knot():
+    def lone(points):
+        return {p.chunks[0] for p in points if not p.decodes and len(p.chunks) == 1}
+
+    without, having = (design(LIMITS, 0, seed=0, buckets=some) for some in ((), (1, 2)))
+    assert lone(having) - lone(without) == {(129, 0), (193, 0)}  # 257 are too many
+    assert lone(without) <= lone(having)
 
 
 def level_steps(model, level, points):
@@ -280,10 +329,22 @@ def test_sustained_level_never_lets_the_shortest_step_take_nothing():
     assert replace(model.fit, run_level=found).run_level == found
 
 
+def test_sustained_level_of_steps_of_one_size_adds_no_more_than_the_shortest_step_takes():
+    model = truth()
+    points = [BatchPoint("prefill", (), ((256, 10 * i),)) for i in range(9)]
+    # Those that take longest by the fit took no longer: a constant would explain it all.
+    alike = [MeasuredBatch(m.shape, 0.2) for m in measured_by(model, points)]
+    found = sustained_level(model.fit, alike)
+    assert 0 < found.prompt_step_s <= 1.1 * min(model.fit.eager.knots_s)
+    at_found = FittedCostModel(replace(model.fit, run_level=found), {})
+    total_s = sum(at_found.step_ns(s.shape)[0] for s in alike) / 1e9
+    assert total_s == pytest.approx(9 * 0.2, rel=1e-6)
+
+
 def test_coefficients_lie_within_the_middle_95_percent_of_what_is_drawn(monkeypatch):
     drawn = iter(range(200))
 
-    def regime(points, buckets, known_s):
+    def regime(points):
         return Regime((1, 2), (0.0, 0.0), {"num_decodes": float(next(drawn))})
 
     monkeypatch.setattr(calibration_fit, "_fit_regime", regime)
@@ -529,9 +590,15 @@ def test_refit_of_a_profile_gives_its_fit_again_and_a_run_tells_its_level(profil
     assert level.decode_steps == pytest.approx(2.0, rel=1e-6)
     assert level.prompt_steps == pytest.approx(2.0, rel=0.05)
     assert json.loads((tmp_path / "level" / "meta.json").read_text())["level_of_runs"] == ["run"]
+    # Their steps are kept with it: fitted anew it stays at their level, until they are gone.
+    fitted_profile.refit(tmp_path / "level", tmp_path / "level")
+    assert read_fit(tmp_path / "level").run_level == level
+    assert json.loads((tmp_path / "level" / "meta.json").read_text())["level_of_runs"] == ["run"]
+    (tmp_path / "level" / "run_steps.jsonl").unlink()
     fitted_profile.refit(tmp_path / "level", tmp_path / "level")
     assert read_fit(tmp_path / "level").run_level == RunLevel()
     assert "level_of_runs" not in json.loads((tmp_path / "level" / "meta.json").read_text())
+    assert not (tmp_path / "level" / "run_steps.jsonl").exists()
 
 
 @pytest.mark.parametrize("what", ["no run", "no profile", "no readings", "a broken one"])
@@ -884,9 +951,13 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     timer = PaperTimer({point: float(i) for i, point in enumerate(points, 3)})
     swapping = [SwapTime("out", 1, 4096, 0.5), SwapTime("in", 4, 16384, 0.25)] if swaps else []
     level_of = "run_level" if swaps else "sustained_level"
+    of_run = [
+        MeasuredBatch(BatchPoint("mixed", (7, 5), ((3, 1), (2, 0))).shape, 0.25),
+        MeasuredBatch(BatchPoint("decode", (9,), ()).shape, 0.125),
+    ]
     opened = SimpleNamespace(
         timer=timer, buckets=(2, 4), kernels="k1", overhead={"base_s": 0.5}, swapping=swapping,
-        about={"version": 7} if swaps else {}, repetitions=3, run_steps=["runs"],
+        about={"version": 7} if swaps else {}, repetitions=3, run_steps=of_run,
     )  # fmt: skip
     asked = []
 
@@ -931,12 +1002,12 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     at_level = replace(use, run_level=level)
     of_round = [
         ("fit_profile", rows[:2], rows[2:], [2, 4]),
-        (level_of, fit, ["runs"]),
+        (level_of, fit, of_run),
         *([("with_swapping", fit, swapping)] if swaps else []),
         ("error_by_kind", use, rows[2:]),
         ("predictions", use, rows),
         ("coefficient_intervals", rows[:2], [2, 4], 17),
-        ("step_spread", at_level, ["runs"]),
+        ("step_spread", at_level, of_run),
     ]
     opening = {False: "open_ours", True: "open_vllm"}[swaps]
     assert asked[:4] == [
@@ -985,6 +1056,11 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
              "measured_s": 7.0, "predicted_s": 5.5},
         ],
     }  # fmt: skip
+    lines = (tmp_path / "run_steps.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"features": [2, 12, 7], "chunks": [[3, 1], [2, 0]], "measured_s": 0.25},
+        {"features": [1, 9, 9], "chunks": [], "measured_s": 0.125},
+    ]
     assert (found.fit, found.overhead, found.drift) == (use, {"base_s": 0.5}, [0.0, 0.0])
     assert found.held_out == errors
     assert found.verdict == fitted_profile.verdict(use, errors, [])
@@ -1037,6 +1113,44 @@ def test_clock_of_a_calibration_that_goes_on_keeps_its_speed(tmp_path, monkeypat
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_steps_of_a_gpu_that_tell_its_level_are_of_requests_at_once_and_of_a_few_clients(
+    monkeypatch, is_cuda
+):
+    asked = []
+
+    class Executor:
+        def __init__(self, *given, seed):
+            self.given, self.steps = (*given, seed), []
+
+    def serve(engine, requests, clients):
+        asked.append((engine, requests, clients))
+        engine[-1].steps += [("first", clients), ("step", clients)]
+
+    monkeypatch.setattr("schedlab.gpu_backend.executor.TorchExecutor", Executor)
+    monkeypatch.setattr(calibrated_engine, "Engine", lambda *given: given)
+    monkeypatch.setattr(calibrated_engine, "simulate", serve)
+    monkeypatch.setattr(calibrated_engine, "chat", lambda config, n, seed: ("chat", n, seed))
+    runner, limits = SimpleNamespace(is_cuda=is_cuda), replace(LIMITS, max_num_seqs=27)
+    steps = calibrated_engine.chat_steps(runner, limits, 7, "watch")
+    loads = [None, 3] if is_cuda else [None]
+    assert steps == [("step", clients) for clients in loads]
+    assert [one[1:] for one in asked] == [(("chat", 54, 7), clients) for clients in loads]
+    executors = [engine[-1] for engine, *_ in asked]
+    assert len(set(map(id, executors))) == len(loads)
+    for engine, *_ in asked:
+        config, policy, executor = engine
+        assert type(policy).__name__ == "FirstComeFirstServed"
+        assert (config, executor.given[:2]) == (limits, (runner, limits))
+        assert (executor.given[2].stopwatch, executor.given[3]) == ("watch", 7)
+    monkeypatch.setattr(calibrated_engine, "chat", lambda config, n, seed: n)
+    for seats, num in ((4, 8), (64, 128), (99, 128)):
+        asked.clear()
+        calibrated_engine.chat_steps(runner, replace(LIMITS, max_num_seqs=seats), 7)
+        assert [one[1] for one in asked] == [num] * len(loads)
+        assert [one[2] for one in asked] == [None, max(1, seats // 8)][: len(loads)]
+
+
 @pytest.mark.parametrize(
     ("shape", "point"),
     [
@@ -1049,10 +1163,12 @@ def test_clock_of_a_calibration_that_goes_on_keeps_its_speed(tmp_path, monkeypat
     ],
 )
 def test_batch_of_a_profile_is_read_back_with_as_many_rows_as_it_has(shape, point):
-    assert fitted_profile._decode_features(shape) == point["features"]
-    read = fitted_profile._shape(json.loads(json.dumps(point)))
+    row = MeasuredBatch(shape, 0.25)
+    written = json.loads(json.dumps(fitted_profile._row_json(row)))
+    assert written == {**point, "measured_s": 0.25}
     rows = shape.num_decodes + len(shape.chunks)
-    assert read == replace(shape, rows_sampled=rows, num_running=rows)
+    whole = replace(shape, rows_sampled=rows, num_running=rows)
+    assert fitted_profile._row(written) == MeasuredBatch(whole, 0.25)
 
 
 def test_fit_is_judged_by_sizes_of_errors_their_mean_and_how_many_there_are(monkeypatch):

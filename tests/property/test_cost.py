@@ -23,13 +23,19 @@ EAGER = Regime(
         "decode_context_sum_tokens": 3.1e-7,
         "decode_context_max_tokens": 1.7e-8,
         "prefill_attention_pairs": 2.3e-9,
+        "prefill_context_tokens": 4.1e-8,
         "num_decodes": 1.1e-6,
         "num_prefills": 3e-5,
         "swapped_bytes": 4e-11,
     },
+    tile_tokens=64,
 )
 GRAPH = replace(
-    EAGER, knots_tokens=(1, 8, 64), knots_s=(0.0071, 0.0072, 0.0085), buckets=(1, 2, 4, 8, 64)
+    EAGER,
+    tile_tokens=1,
+    knots_tokens=(1, 8, 64),
+    knots_s=(0.0071, 0.0072, 0.0085),
+    buckets=(1, 2, 4, 8, 64),
 )
 BOX = {"new_tokens": (1, 2048), "decode_context_sum_tokens": (50, 100_000),
        "decode_context_max_tokens": (10, 4096), "num_decodes": (1, 64)}  # fmt: skip

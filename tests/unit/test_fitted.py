@@ -14,6 +14,7 @@ from schedlab.sim.cost.profile import (
     FitError,
     Regime,
     RunLevel,
+    computed_tokens,
     read_fit,
     read_meta,
     write_fit,
@@ -30,6 +31,7 @@ COEFFICIENTS = {
     "decode_context_sum_tokens": 3e-9,
     "decode_context_max_tokens": 2e-9,
     "prefill_attention_pairs": 1e-9,
+    "prefill_context_tokens": 4e-9,
     "num_decodes": 100e-9,
     "num_prefills": 1000e-9,
 }
@@ -56,9 +58,40 @@ def edited(folder, change):
 
 def test_fitted_step_is_the_curve_plus_each_term_by_hand():
     # 2 decodes and a chunk of 4 after 10: T = 6, half way between the knots at 1 and 11 -> 15 us.
-    # Sum 300 * 3 = 900 ns, max 200 * 2 = 400, pairs 4*10 + 4*5/2 = 50, 2 * 100, one prefill 1000.
+    # Sum 300 * 3 = 900 ns, max 200 * 2 = 400, pairs 4*10 + 4*5/2 = 50, in the cache 10 * 4 = 40,
+    # 2 * 100, one prefill 1000.
     shape = BatchShape(2, 300, 200, chunks=((4, 10),))
-    assert cost().step_ns(shape) == [15_000 + 900 + 400 + 50 + 200 + 1000]
+    assert cost().step_ns(shape) == [15_000 + 900 + 400 + 50 + 40 + 200 + 1000]
+
+
+def test_fitted_step_reads_what_each_chunk_has_in_the_cache():
+    free = Regime((1, 11), (10e-6, 20e-6), {"prefill_context_tokens": 7e-9})
+    step_ns = cost(replace(FIT, eager=free)).step_ns
+    for chunks, tokens in ((((3, 0),), 0), (((1, 50), (2, 0)), 50), (((1, 50), (2, 6)), 56)):
+        assert step_ns(BatchShape(0, 0, 0, chunks)) == [12_000 + 7 * tokens]
+    assert step_ns(BatchShape(3, 500, 300)) == [12_000]  # decodes have what they cost by
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed"),
+    [(1, 1), (3, 3), (4, 4), (5, 8), (7, 8), (8, 8), (9, 12), (12, 12), (17, 20)],
+)
+def test_fitted_step_of_more_than_a_tile_takes_what_whole_tiles_do(tokens, computed):
+    by_token = Regime((1, 101), (1e-6, 101e-6), {}, tile_tokens=4)
+    fit = replace(FIT, eager=by_token)
+    assert computed_tokens(tokens, tile_tokens=4) == computed
+    decodes = BatchShape(tokens, 0, 0)
+    for shape in (BatchShape(0, 0, 0, ((tokens, 0),)), decodes):
+        assert cost(fit).step_ns(shape) == [1000 * computed]
+    assert cost(fit).step_ns(BatchShape(1, 0, 0, ((3, 0), (1, 0)))) == [8000]
+    assert cost(fit).step_ns(decodes, 2) == [1000 * computed] * 2
+    without = replace(fit, eager=replace(by_token, tile_tokens=1))
+    assert cost(without).step_ns(decodes) == [1000 * tokens]
+
+
+@pytest.mark.parametrize(("tokens", "computed"), [(1, 2), (2, 2), (3, 5), (5, 5), (6, 9)])
+def test_computed_tokens_of_a_graph_are_its_bucket(tokens, computed):
+    assert computed_tokens(tokens, (2, 5, 9)) == computed
 
 
 def test_fitted_step_of_a_run_takes_the_level_of_its_kind_but_for_swapped_bytes():
@@ -208,7 +241,7 @@ def test_fitted_swapping_costs_by_the_byte_and_each_chunk_counts():
     swapping = cost(replace(FIT, eager=replace(EAGER, coefficients_s=coefficients)))
     # 7 + 4 tokens: the knot at 11. Pairs 7 * 8 / 2, and 4 * 10 + 4 * 5 / 2.
     shape = BatchShape(0, 0, 0, chunks=((7, 0), (4, 10)), swapped_bytes=500)
-    assert swapping.step_ns(shape) == [20_000 + 28 + 50 + 2 * 1000 + 1000]
+    assert swapping.step_ns(shape) == [20_000 + 28 + 50 + 10 * 4 + 2 * 1000 + 1000]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +283,7 @@ def test_fitted_tells_which_steps_lie_outside_the_box_by_feature():
     ("decode_context_sum_tokens", BatchShape(1, 4, 0, padding_context_tokens=4)),
     ("decode_context_max_tokens", BatchShape(1, 0, 8)),
     ("prefill_attention_pairs", BatchShape(0, 0, 0, chunks=((2, 0), (2, 1)))),
+    ("prefill_context_tokens", BatchShape(3, 50, 20, chunks=((2, 3), (1, 0), (2, 5)))),
     ("num_decodes", BatchShape(7, 0, 0, padding_tokens=1, padding_rows=1)),
     ("num_prefills", BatchShape(0, 0, 0, chunks=((1, 0),) * 8)),
     ("swapped_bytes", BatchShape(0, 0, 0, swapped_bytes=8)),
@@ -283,6 +317,10 @@ def test_fit_written_and_read_is_the_same(tmp_path):
     fit = replace(FIT, graph=GRAPH)
     write_fit(tmp_path / "h200" / "llama", {**META, "driver": "570.1"}, fit)
     assert read_fit(tmp_path / "h200" / "llama") == fit
+    assert "tile_tokens" not in (tmp_path / "h200" / "llama" / "fit.json").read_text()
+    tiled = replace(fit, eager=replace(EAGER, tile_tokens=64))
+    write_fit(tmp_path / "tiled", META, tiled)
+    assert read_fit(tmp_path / "tiled") == tiled
     assert read_meta(tmp_path / "h200" / "llama")["driver"] == "570.1"
     assert sorted(p.name for p in (tmp_path / "h200" / "llama").iterdir()) == [
         "fit.json", "meta.json",
@@ -401,6 +439,9 @@ SPREAD = {"decode_steps": [1.0], "prompt_steps": [1.0], "num_alike": 1}
         ((*AT_EAGER, "buckets"), [1, 2], "eager: buckets belong to the graph regime"),
         ((*AT_EAGER, "buckets"), [2, 1], "buckets must be >= 1 and strictly increasing"),
         ((*AT_EAGER, "bucket"), [1], r"eager: unknown key 'bucket'; did you mean buckets\?"),
+        ((*AT_EAGER, "tile_tokens"), 0, "eager: tile_tokens must be >= 1, got 0"),
+        ((*AT_EAGER, "tile_tokens"), 1.5, "eager: tile_tokens: a whole number is needed, got 1.5"),
+        ((*AT_EAGER, "tile_tokens"), "64", "eager: tile_tokens must be a number, got '64'"),
         (("regimes", "eager"), None, "key 'eager' is missing or is no object"),
         (("validity", "new_tokens"), [1], r"new_tokens must be \[least, largest\], got \[1\]"),
         (("validity", "new_tokens"), 9, r"must be \[least, largest\], got 9"),
@@ -438,6 +479,11 @@ def test_load_of_a_folder_that_is_no_profile_names_the_files_of_one(tmp_path):
 def test_graph_regime_without_buckets_is_refused():
     with pytest.raises(SpecError, match="graph: buckets are missing"):
         replace(FIT, graph=EAGER)
+
+
+def test_graph_regime_with_tiles_is_refused():
+    with pytest.raises(SpecError, match="tile_tokens: a regime with buckets rounds up to those"):
+        replace(GRAPH, tile_tokens=64)
 
 
 def test_fit_shown_in_the_docs_can_be_loaded(tmp_path):
