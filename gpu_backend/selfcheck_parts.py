@@ -279,9 +279,9 @@ def _step_cases(
         context = min(context for _, context in sizes.step_cases)
         yield CheckCase(
             "launching eagerly",
-            lambda: [
-                _figure_row(step_bench.launch_figure(eager, config, sizes.gap_batch, context))
-            ],
+            lambda: map(
+                _figure_row, step_bench.launch_figures(eager, config, sizes.gap_batch, context)
+            ),
         )
     for case in sizes.step_cases:
         yield CheckCase(

@@ -3,6 +3,7 @@
 ``python -m schedlab.gpu_backend.sitting --budget 25m -o OUT``
 
 Each piece is a process of its own with a time limit: one that fails or hangs costs only itself.
+Pieces that only check, and measure nothing, run at the same time where the device has the memory.
 After every piece, and whenever a piece has written something, all results are packed anew into
 ``OUT/sitting.tar.gz``; a sitting that is killed loses what came since. ``--resume`` goes on from
 such a file, on this machine or another. What a piece has finished is not repeated as long as the
@@ -18,22 +19,36 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from schedlab.gpu_backend.sitting_pieces import GPU, PIECES, REHEARSAL, ROOT, Command, Sitting
+from schedlab.gpu_backend.sitting_pieces import (
+    GPU,
+    PIECES,
+    REHEARSAL,
+    ROOT,
+    Command,
+    Sitting,
+    device_holds_several,
+)
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object, replacing, write_text
 
 ARCHIVE = "sitting.tar.gz"
 _SHOWN_CHARS = 3000
+_WAIT_S = 0.1
+"""Between two looks at what runs."""
+_WATCHED = "timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+"""What nvidia-smi is asked for."""
+
 _TEMPORARY = re.compile(r"\..+\.(new|old|tmp)")
 
 
@@ -61,69 +76,131 @@ def run(sitting: Sitting, names: Sequence[str]) -> bool:
         print(f"--- {name}: {what}", flush=True)
         pack(sitting)
 
-    for name in names:
-        piece = PIECES[name]
-        if name != "comparison" and done.get(name, "").startswith("done"):
-            print(f"--- {name}: {done[name]}, before", flush=True)
-        elif piece.needs and not (results / piece.needs).exists():
-            note(name, f"not begun: there is no {piece.needs}")
-        elif sitting.left_s < piece.least_s:
-            note(name, "not begun: no time was left")
-        else:
-            what = _run_piece(sitting, name)
-            note(name, what)
-            if name == "versions" and not what.startswith("done"):
-                raise SpecError(f"{sitting.results / 'logs' / 'versions.log'} says why")
+    for together in _turns(sitting, names):
+        begun = []
+        for name in together:
+            piece = PIECES[name]
+            if name != "comparison" and done.get(name, "").startswith("done"):
+                print(f"--- {name}: {done[name]}, before", flush=True)
+            elif piece.needs and not (results / piece.needs).exists():
+                note(name, f"not begun: there is no {piece.needs}")
+            elif sitting.left_s < piece.least_s:
+                note(name, "not begun: no time was left")
+            else:
+                begun.append(name)
+        _run_together(sitting, begun, note)
+        if "versions" in begun and not done["versions"].startswith("done"):
+            raise SpecError(f"{results / 'logs' / 'versions.log'} says why")
     return all(done.get(name, "").startswith("done") for name in names)
 
 
-def _run_piece(sitting: Sitting, name: str) -> str:
-    """Run a piece's commands; say how it went."""
-    piece, begun_s = PIECES[name], time.monotonic()
-    limit_s = min(piece.limit_s, sitting.left_s - 2)
-    log = sitting.results / "logs" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    how = "done"
-    with log.open("w", encoding="utf-8") as out:
-        try:
-            for command in piece.commands(sitting, limit_s):
-                out.write(f"$ python -m {' '.join(command)}\n")
-                out.flush()
-                how = _run_command(sitting, command, out.fileno(), begun_s + limit_s)
-                if how != "done":
-                    break
-        except SpecError as error:
-            how = f"failed: {error}"
-    print(log.read_text(encoding="utf-8")[-_SHOWN_CHARS:], flush=True)
-    return f"{how}, {time.monotonic() - begun_s:.0f} s"
+def _turns(sitting: Sitting, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield pieces that run at the same time: those that only check, if the device holds them."""
+    together: list[str] = []
+    for name in names:
+        if together and not (PIECES[name].only_checks and PIECES[together[-1]].only_checks
+                             and device_holds_several(sitting.results)):  # fmt: skip
+            yield together
+            together = []
+        together.append(name)
+    if together:
+        yield together
 
 
-def _run_command(sitting: Sitting, command: Command, out: int, end_s: float) -> str:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "170"}
-    if sitting.setup.device == "cpu":
-        env["TRITON_INTERPRET"] = "1"
-    packed = _state(sitting.results)  # before the command can have written anything
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT
-    )
+def _run_together(sitting: Sitting, names: Sequence[str], note: Callable[[str, str], None]) -> None:
+    """Run pieces at the same time; note how each went."""
+    running = [_Running(sitting, name) for name in names]
+    packed, looked_s = _state(sitting.results), time.monotonic()
     try:
-        while True:
-            left_s = end_s - time.monotonic()
-            if left_s <= 0:
-                return "stopped at its time limit"
-            try:
-                status = process.wait(min(sitting.setup.poll_s, left_s))
-            except subprocess.TimeoutExpired:
+        while running:
+            for piece in list(running):
+                how = piece.poll()
+                if how is not None:
+                    running.remove(piece)
+                    note(piece.name, how)
+            if time.monotonic() - looked_s >= sitting.setup.poll_s:
                 if (now := _state(sitting.results)) != packed:
                     pack(sitting)
                     packed = now
-                continue
-            return "done" if status == 0 else f"failed, status {status}"
+                looked_s = time.monotonic()
+            if running:
+                time.sleep(min(_WAIT_S, sitting.setup.poll_s))
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        for piece in running:
+            piece.kill()
+
+
+class _Running:
+    """A piece under way: its commands, one process after the other, until its time is up."""
+
+    def __init__(self, sitting: Sitting, name: str) -> None:
+        self.name = name
+        self._begun_s = time.monotonic()
+        limit_s = min(PIECES[name].limit_s, sitting.left_s - 2)
+        self._end_s = self._begun_s + limit_s
+        self._log = sitting.results / "logs" / f"{name}.log"
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.write_text("", encoding="utf-8")
+        self._is_cpu = sitting.setup.device == "cpu"
+        self._commands = PIECES[name].commands(sitting, limit_s)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch = _watch(sitting.results) if PIECES[name].is_watched else None
+
+    def poll(self) -> str | None:
+        """Go on; return how the piece went if it has ended."""
+        how = self._go_on()
+        if how is None:
+            return None
+        self.kill()
+        print(self._log.read_text(encoding="utf-8")[-_SHOWN_CHARS:], flush=True)
+        return f"{how}, {time.monotonic() - self._begun_s:.0f} s"
+
+    def _go_on(self) -> str | None:
+        if self._process is not None:
+            status = self._process.poll()
+            if status is None:
+                return None if time.monotonic() < self._end_s else "stopped at its time limit"
+            if status:
+                return f"failed, status {status}"
+        try:
+            command = next(self._commands, None)
+        except SpecError as error:
+            return f"failed: {error}"
+        if command is None:
+            return "done"
+        self._process = self._start(command)
+        return None
+
+    def _start(self, command: Command) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "170"}
+        if self._is_cpu:
+            env["TRITON_INTERPRET"] = "1"
+        with self._log.open("a", encoding="utf-8") as out:
+            out.write(f"$ python -m {' '.join(command)}\n")
+            out.flush()
+            return subprocess.Popen(
+                [sys.executable, "-m", *command],
+                stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process in (self._process, self._watch):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _watch(results: Path) -> subprocess.Popen[bytes] | None:
+    """Begin to write down clocks and power of the devices, where a program knows them."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    with (results / "clocks.csv").open("ab") as out:
+        return subprocess.Popen(
+            ["nvidia-smi", f"--query-gpu={_WATCHED}", "--format=csv,noheader", "-l", "10"],
+            stdout=out,
+        )  # fmt: skip
 
 
 def _state(folder: Path) -> set[tuple[str, int]]:

@@ -123,6 +123,10 @@ class Piece(NamedTuple):
     succeeded."""
     needs: str = ""
     """A file of the results without which it cannot be begun, and so the piece that makes it."""
+    only_checks: bool = False
+    """Whether no time that it takes is a result."""
+    is_watched: bool = False
+    """Whether the device's clocks and power are written down meanwhile, where it tells them."""
 
 
 def _part(name: str) -> Callable[[Sitting, float], Iterator[Command]]:
@@ -191,16 +195,29 @@ def _compare(sitting: Sitting, seconds: float) -> Iterator[Command]:
     ]  # fmt: skip
 
 
+_SEVERAL_BYTES = 60 * 2**30
+"""What a device has to hold for the pieces that only check to run on it at the same time."""
+
+
+def device_holds_several(results: Path) -> bool:
+    """Tell whether pieces that only check can share the device, by what the versions say of it."""
+    path = results / "versions.json"
+    if not path.exists():
+        return False
+    rows = read_json_object(path).get("rows", [])
+    return any(row["name"] == "memory_bytes" and row["value"] >= _SEVERAL_BYTES for row in rows)
+
+
 PIECES: dict[str, Piece] = {
     "versions": Piece(120, 5, _part("versions")),
+    "correctness": Piece(240, 40, _part("correctness"), only_checks=True),
+    "smoke": Piece(150, 20, _smoke, only_checks=True),
+    "tests": Piece(180, 20, _tests, only_checks=True),
     "ceilings": Piece(120, 10, _part("ceilings")),
-    "correctness": Piece(240, 40, _part("correctness")),
     "bench": Piece(180, 20, _part("bench")),
     "steps": Piece(180, 20, _part("steps")),
-    "smoke": Piece(150, 20, _smoke),
-    "tests": Piece(180, 20, _tests),
-    "calibrate": Piece(330, 110, _calibrate),
-    "comparison": Piece(24 * 3600, 60, _compare, needs="profile/fit.json"),
+    "calibrate": Piece(330, 110, _calibrate, is_watched=True),
+    "comparison": Piece(24 * 3600, 60, _compare, needs="profile/fit.json", is_watched=True),
     "tiles": Piece(180, 20, _part("tiles")),
 }
 """In order of worth. A comparison may be gone on with, so it is never done for good; only where it

@@ -10,7 +10,7 @@ from schedlab.gpu_backend.clock import VirtualClock
 from schedlab.gpu_backend.executor import TorchExecutor
 from schedlab.gpu_backend.kernel_bench import BenchResult
 from schedlab.gpu_backend.runner import ModelRunner
-from schedlab.gpu_backend.step_timer import StepTimer
+from schedlab.gpu_backend.step_timer import WARM_UPS, StepTimer
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import BatchPlan
@@ -26,6 +26,8 @@ PROMPTS = (2048, 8192)
 """Lengths of the prompts whose prefill is timed."""
 
 _REPETITIONS = 20
+_PROMPT_TOKENS = 64
+"""Of a prompt that is launched: so few that a GPU waits for the host."""
 
 
 def bench_config(
@@ -133,10 +135,10 @@ def prefill_step_figures(
         )  # fmt: skip
 
 
-def launch_figure(
+def launch_figures(
     eager: ModelRunner, config: EngineConfig, batch: int = 64, context: int = 512
-) -> BenchResult:
-    """Return how long the host takes to launch a decode step kernel by kernel.
+) -> Iterator[BenchResult]:
+    """Yield how long the host takes to launch a step kernel by kernel.
 
     Parameters
     ----------
@@ -145,13 +147,28 @@ def launch_figure(
     config : EngineConfig
         Its limits.
     batch, context : int
-        Of the step; the host's work hardly depends on them.
+        Of the decode step; the host's work hardly depends on them.
+
+    Notes
+    -----
+    Of decode steps, of one of `batch` and of one request; and of prompts, of one size again and
+    again, as a calibration times them, and of sizes that were not met before, as most are in a run.
     """
-    times = StepTimer(eager, config, 0).launch_times((context - 1,) * batch, _REPETITIONS)
-    return BenchResult(
-        f"launching a step of B={batch} eagerly, host ms", median(times) * 1e3, "",
-        smaller_is_better=True, detail=f"{min(times) * 1e3:.2f} to {max(times) * 1e3:.2f} ms",
-    )  # fmt: skip
+    timer = StepTimer(eager, config, 0)
+    prompts = range(_PROMPT_TOKENS + 1, _PROMPT_TOKENS + 1 + _REPETITIONS)
+    cases: dict[str, list[list[tuple[int, int]]]] = {
+        f"a step of B={batch} eagerly": [[(1, context - 1)] * batch] * _REPETITIONS,
+        "a step of B=1 eagerly": [[(1, context - 1)]] * _REPETITIONS,
+        f"a prompt of {_PROMPT_TOKENS} tokens": [[(_PROMPT_TOKENS, 0)]] * _REPETITIONS,
+        "prompts of sizes not met before": [[(n, 0)] for n in prompts],
+    }
+    for name, batches in cases.items():
+        # Sizes that are new stay so.
+        times = timer.launch_times(batches, 0 if len(set(map(tuple, batches))) > 1 else WARM_UPS)
+        yield BenchResult(
+            f"launching {name}, host ms", median(times) * 1e3, "",
+            smaller_is_better=True, detail=f"{min(times) * 1e3:.2f} to {max(times) * 1e3:.2f} ms",
+        )  # fmt: skip
 
 
 def host_gap_figure(

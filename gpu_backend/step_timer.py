@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from schedlab.gpu_backend.block_pool import BlockPool
@@ -75,28 +77,32 @@ class StepTimer:
                 self._pool.release(i)
         return tuple(host), tuple(device)
 
-    def launch_times(self, decodes: tuple[int, ...], repetitions: int) -> tuple[float, ...]:
-        """Return host seconds to launch a decode batch on an idle device, of each repetition.
+    def launch_times(
+        self, batches: Sequence[Sequence[tuple[int, int]]], warm_ups: int = 0
+    ) -> tuple[float, ...]:
+        """Return host seconds to launch batches one after the other, each on an idle device.
 
         Parameters
         ----------
-        decodes : tuple of int
-            Tokens of each sequence in the cache.
+        batches : sequence of sequence of (int, int)
+            New and cached tokens of each sequence of a batch.
+        warm_ups : int
+            How often the first is launched before.
         """
         self._stopwatch.between_steps()
-        seats = [self._pool.grow(i, 1 + c) for i, c in enumerate(decodes)]
         host = []
-        try:
-            self._lay_out(seats, [(1, c) for c in decodes], decode_only=True)
-            for _ in range(WARM_UPS + repetitions):
+        for lengths in [*batches[:1]] * warm_ups + [*batches]:
+            seats = [self._pool.grow(i, n + c) for i, (n, c) in enumerate(lengths)]
+            try:
+                self._lay_out(seats, list(lengths), decode_only=all(n == 1 for n, _ in lengths))
                 begun = self._stopwatch()
                 self._runner.launch(self._batch)
                 host.append((self._stopwatch() - begun) / 1e9)
                 self._runner.wait()
-        finally:
-            for i in range(len(decodes)):
-                self._pool.release(i)
-        return tuple(host[WARM_UPS:])
+            finally:
+                for i in range(len(lengths)):
+                    self._pool.release(i)
+        return tuple(host[warm_ups:])
 
     def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> int:
         """Run the batch once; return nanoseconds."""

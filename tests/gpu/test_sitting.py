@@ -10,6 +10,7 @@ import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -26,6 +27,7 @@ from schedlab.gpu_backend.sitting_pieces import (  # noqa: E402
     ROOT,
     Piece,
     Sitting,
+    device_holds_several,
 )
 from schedlab.sim.errors import SpecError  # noqa: E402
 
@@ -37,6 +39,8 @@ print("begun", name, flush=True)
 Path(folder, name + ".txt").write_text(name)
 if how == "hang":
     time.sleep(60)
+while how == "meet" and len([*Path(folder).glob("*.txt")]) < 2:
+    time.sleep(0.02)
 sys.exit(3 if how == "fail" else 0)
 """
 
@@ -51,7 +55,8 @@ def pieces(tmp_path, monkeypatch):
         # Time to begin on a busy machine, where it is not what is tested.
         limits = {name: hang_limit_s if "hang" in word else 90.0 for name, word in how.items()}
         monkeypatch.setattr(sitting, "PIECES", {
-            name: Piece(limits[name], 1.0, commands(name, word)) for name, word in how.items()
+            name: Piece(limits[name], 1.0, commands(name, word), only_checks="meet" in word)
+            for name, word in how.items()
         })  # fmt: skip
 
     def commands(name, word):
@@ -94,6 +99,83 @@ def test_piece_that_fails_or_hangs_costs_only_itself(pieces, tmp_path):
     assert {"bench.log", "steps.log", "pieces.json"} <= there
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert [line.split(":")[0] for line in summary.splitlines()] == ["bench", "steps", "tiles"]
+
+
+def describe_device(at, memory_bytes):
+    at.results.mkdir(parents=True, exist_ok=True)
+    rows = [{"name": "device", "value": "a GPU"}, {"name": "memory_bytes", "value": memory_bytes}]
+    (at.results / "versions.json").write_text(json.dumps({"rows": rows}))
+
+
+def test_pieces_that_only_check_run_at_the_same_time_where_the_device_holds_both(pieces, tmp_path):
+    # Each waits for the other: one after the other neither would end.
+    pieces(correctness="meet", tests="meet")
+    at = sat(tmp_path)
+    describe_device(at, 60 * 2**30)
+    assert run(at, ["correctness", "tests"])
+    assert set(outcomes(at)) == {"correctness", "tests"}
+    logs = at.results / "logs"
+    for name in ("correctness", "tests"):
+        assert (logs / f"{name}.log").read_text().startswith("$ python -m sitting_worker " + name)
+
+
+def test_clocks_are_written_down_while_a_watched_piece_runs_and_not_after(
+    pieces, tmp_path, monkeypatch
+):
+    told = tmp_path / "nvidia-smi"
+    told.write_text('#!/bin/sh\necho "$@"\nexec sleep 60\n')
+    told.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    pieces(steps="good", comparison="good")
+    watched = sitting.PIECES["comparison"]._replace(is_watched=True)
+    monkeypatch.setitem(sitting.PIECES, "comparison", watched)
+    begun, popen = [], subprocess.Popen
+
+    def noted(command, **given):
+        begun.append(popen(command, **given))
+        return begun[-1]
+
+    monkeypatch.setattr(sitting.subprocess, "Popen", noted)
+    at = sat(tmp_path)
+    assert run(at, ["steps"])
+    assert not (at.results / "clocks.csv").exists()
+    (at.results / "clocks.csv").write_text("of a sitting before\n")
+    assert run(at, ["comparison"])
+    assert len(begun) == 3
+    assert all(process.returncode is not None for process in begun)
+    before, asked = (at.results / "clocks.csv").read_text().splitlines()
+    assert before == "of a sitting before"
+    assert "clocks.sm" in asked
+    assert "power.draw" in asked
+    assert asked.endswith("--format=csv,noheader -l 10")
+    assert [name for name, piece in PIECES.items() if piece.is_watched] == [
+        "calibrate", "comparison",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "turns"),
+    [
+        (60 * 2**30, [["versions"], ["correctness", "smoke", "tests"], ["bench"], ["tests"]]),
+        (60 * 2**30 - 1, [[one] for one in
+                          ("versions", "correctness", "smoke", "tests", "bench", "tests")]),
+    ],
+)  # fmt: skip
+def test_pieces_are_alone_if_they_measure_or_the_device_is_small(tmp_path, memory_bytes, turns):
+    at = sat(tmp_path)
+    describe_device(at, memory_bytes)
+    assert list(sitting._turns(at, [name for turn in turns for name in turn])) == turns
+    assert [name for name, piece in PIECES.items() if piece.only_checks] == [
+        "correctness", "smoke", "tests",
+    ]  # fmt: skip
+
+
+def test_device_that_was_never_looked_at_holds_one_piece(tmp_path):
+    at = sat(tmp_path)
+    assert list(sitting._turns(at, ["correctness", "tests"])) == [["correctness"], ["tests"]]
+    describe_device(at, 150 * 10**9)
+    (at.results / "versions.json").write_text("{}")
+    assert not device_holds_several(at.results)
 
 
 @pytest.mark.slow
@@ -234,7 +316,7 @@ def test_budget_is_a_duration_and_pieces_have_names(tmp_path, capsys):
         with pytest.raises(SystemExit):
             sitting.main(["-o", str(tmp_path), *wrong])
     assert "'soon' is no duration" in (said := capsys.readouterr().err)
-    assert "'dance' is none of versions, ceilings" in said
+    assert "'dance' is none of versions, correctness" in said
 
 
 def rehearsal(folder, *options):
@@ -253,11 +335,12 @@ def rehearse(folder, *options):
     )  # fmt: skip
 
 
-def in_this_process(at, command, out, end_s):
+def in_this_process(piece, command):
     module, *options = command
     assert module == "schedlab"
     done = CliRunner().invoke(app, options)
-    return "done" if done.exit_code == 0 else f"failed: {done.output} {done.exception}"
+    assert done.exit_code == 0, f"{done.output} {done.exception}"
+    return SimpleNamespace(poll=lambda: 0)
 
 
 @pytest.mark.slow
@@ -294,7 +377,7 @@ def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_compar
 ):
     # What is not to be killed runs in this process, which need not import torch once more.
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sitting, "_run_command", in_this_process)
+    monkeypatch.setattr(sitting._Running, "_start", in_this_process)
     begun, first, second = (tmp_path / name for name in ("begun", "first", "second"))
     assert sitting.main(rehearsal(begun, "--pieces", "calibrate")) == 0
     both = ["--pieces", "calibrate,comparison", "--resume"]
@@ -340,9 +423,13 @@ def test_sitting_begins_what_is_not_done_and_a_comparison_always(
 ):
     names, run_now = ["bench", "steps", "comparison"], []
     monkeypatch.setattr(sitting, "PIECES", {name: Piece(9.0, 1.0, None) for name in names})
-    monkeypatch.setattr(
-        sitting, "_run_piece", lambda _, name: run_now.append(name) or ends.get(name, "done")
-    )
+
+    def end_at_once(_, together, note):
+        for name in together:
+            run_now.append(name)
+            note(name, ends.get(name, "done"))
+
+    monkeypatch.setattr(sitting, "_run_together", end_at_once)
     at = sat(tmp_path)
     at.results.mkdir(parents=True)
     (at.results / "pieces.json").write_text(json.dumps(before))

@@ -17,7 +17,7 @@ from schedlab.gpu_backend.step_bench import (  # noqa: E402
     bench_config,
     decode_step_figures,
     host_gap_figure,
-    launch_figure,
+    launch_figures,
     prefill_step_figures,
 )
 from schedlab.gpu_backend.step_timer import WARM_UPS, StepTimer  # noqa: E402
@@ -94,39 +94,71 @@ def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):
     assert "0 of 15 batches laid out ahead" in figure.detail
 
 
-def test_launch_figure_leaves_out_the_wait_for_the_device(tiny, monkeypatch):
+def test_launch_figures_leave_out_the_wait_for_the_device_and_meet_new_sizes_once(
+    tiny, monkeypatch
+):
     runner, config = tiny
-    clock, ran = [0], []
+    clock, ran, sizes = [0], [], []
 
-    def passing(method, milliseconds):
-        def called(*given):
-            ran.append(method)
-            clock[0] += milliseconds * 10**6
+    def launch(batch):
+        ran.append("launch")
+        sizes.append((batch.num_seqs, batch.num_tokens, batch.decode_only))
+        clock[0] += 3 * 10**6
 
-        monkeypatch.setattr(runner, method, called)
+    def wait():
+        ran.append("wait")
+        clock[0] += 50 * 10**6
 
-    passing("launch", 3)
-    passing("wait", 50)
+    monkeypatch.setattr(runner, "launch", launch)
+    monkeypatch.setattr(runner, "wait", wait)
     monkeypatch.setattr(ElapsedTime, "__call__", lambda self: clock[0])
+    monkeypatch.setattr(step_bench, "_PROMPT_TOKENS", 8)
     for _ in range(2):  # blocks are given back
-        figure = launch_figure(runner, config, batch=4, context=32)
-        assert (figure.name, figure.value) == ("launching a step of B=4 eagerly, host ms", 3.0)
-    assert figure.detail == "3.00 to 3.00 ms"
-    assert figure.smaller_is_better
-    assert ran == ["launch", "wait"] * (2 * (WARM_UPS + 20))
+        figures = list(launch_figures(runner, config, batch=4, context=32))
+        assert [figure.name for figure in figures] == [
+            "launching a step of B=4 eagerly, host ms", "launching a step of B=1 eagerly, host ms",
+            "launching a prompt of 8 tokens, host ms",
+            "launching prompts of sizes not met before, host ms",
+        ]  # fmt: skip
+        assert [figure.value for figure in figures] == [3.0] * 4
+        assert {figure.detail for figure in figures} == {"3.00 to 3.00 ms"}
+        assert all(figure.smaller_is_better for figure in figures)
+    alike, total = WARM_UPS + 20, 3 * (WARM_UPS + 20) + 20
+    assert ran == ["launch", "wait"] * (2 * total)
+    assert sizes[:total] == [
+        *[(4, 4, True)] * alike, *[(1, 1, True)] * alike, *[(1, 8, False)] * alike,
+        *[(1, 9 + i, False) for i in range(20)],
+    ]  # fmt: skip
+    assert sizes[total:] == sizes[:total]
+
+
+def test_launch_times_leave_out_the_first_launches_of_the_first_batch(tiny, monkeypatch):
+    runner, config = tiny
+    clock, took_ms = [0], iter(range(1, 9))
+
+    def launch(batch):
+        clock[0] += next(took_ms) * 10**6
+
+    monkeypatch.setattr(runner, "launch", launch)
+    monkeypatch.setattr(runner, "wait", lambda: None)
+    monkeypatch.setattr(ElapsedTime, "__call__", lambda self: clock[0])
+    timer = StepTimer(runner, config, seed=0)
+    batches = [[(2, 3), (1, 4)], [(5, 0)]]
+    assert timer.launch_times(batches, 3) == pytest.approx((0.004, 0.005))
+    assert timer.launch_times(batches) == pytest.approx((0.006, 0.007))
+    assert timer.launch_times([]) == ()
 
 
 def test_on_a_gpu_the_steps_part_tells_what_launching_costs_at_the_shortest_context(monkeypatch):
     asked = []
-    figure = BenchResult("launching", 1.0, "")
-    monkeypatch.setattr(step_bench, "launch_figure", lambda *given: asked.append(given) or figure)
+    figures = [BenchResult(name, 1.0, "") for name in ("launching", "again")]
+    monkeypatch.setattr(step_bench, "launch_figures", lambda *given: asked.append(given) or figures)
     subject = Subject(torch.device("cpu"), ten_us, REHEARSAL)
     for is_cuda in (False, True):
         eager = SimpleNamespace(is_cuda=is_cuda)
         cases = list(selfcheck_parts._step_cases(subject, "limits", "runner", eager))
         assert len(cases) == 4 + is_cuda
-    (row,) = cases[1].rows()
-    assert row.data["name"] == "launching"
+    assert [row.data["name"] for row in cases[1].rows()] == ["launching", "again"]
     assert asked == [(eager, "limits", 4, 32)]
 
 
