@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def policy_of(case: str):
     return make(case)
 
 
-def workload(limits: str, turn: int) -> list[Arrival]:
+@cache
+def workload(limits: str, turn: int) -> tuple[Arrival, ...]:
     """Draw bursts of requests, pauses between them, and targets beside the time of a step."""
     draw = random.Random(f"paced {limits} {turn}")
     now_ns, found = 0, []
@@ -150,15 +152,17 @@ def workload(limits: str, turn: int) -> list[Arrival]:
                 slo=Slo(draw.choice((None, 0.003, 0.02)), pace_ms, draw.choice((None, 0.03))),
             )
         )  # fmt: skip
-    return found
+    return tuple(found)
 
 
+@lru_cache(maxsize=64)
 def run(
     case: str, limits: str, turn: int, *, ahead: bool = True, later_ns: int = 0
 ) -> tuple[RunLog, int]:
     """Run a case under some limits, steps ahead or one by one; return how many plans it took, too.
 
-    A promise that is too short changes nothing else.
+    A promise that is too short changes nothing else. What the tests of one case look at is run
+    once.
     """
     policy, config = policy_of(case), LIMITS[limits]
     if isinstance(policy, Static):

@@ -5,8 +5,11 @@ import pytest
 from tests import laws
 from tests.golden import paced
 
+# All tests of a case follow each other: they look at the same runs.
+EVERY_CASE = pytest.mark.parametrize("case", paced.NAMES, scope="module")
 
-@pytest.mark.parametrize("case", paced.NAMES)
+
+@EVERY_CASE
 def test_steps_planned_ahead_beside_tight_targets_are_those_planned_one_by_one(case):
     for limits in paced.LIMITS:
         for turn in paced.TURNS:
@@ -16,7 +19,7 @@ def test_steps_planned_ahead_beside_tight_targets_are_those_planned_one_by_one(c
             assert laws.difference(single, ahead, ("one by one", "ahead")) is None, (limits, turn)
 
 
-@pytest.mark.parametrize("case", paced.NAMES)
+@EVERY_CASE
 def test_runs_that_begin_later_are_those_that_begin_at_zero(case):
     # At zero what was never is easily taken for what was at once.
     for limits in ("full", "swapping", "roomy"):
@@ -25,7 +28,7 @@ def test_runs_that_begin_later_are_those_that_begin_at_zero(case):
         assert paced.since(later, 70_000) == paced.since(at_once, 0), limits
 
 
-@pytest.mark.parametrize("case", paced.NAMES)
+@EVERY_CASE
 def test_runs_beside_tight_targets_are_the_kept_ones(case):
     assert paced.digests(case) == paced.kept()[case]
 
