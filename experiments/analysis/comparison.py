@@ -51,6 +51,8 @@ class Compared:
     interval : tuple of float or None
         95 % bootstrap interval of the error over requests (same requests on both sides); `None`
         where a metric is not one of single requests.
+    num_runs : int
+        How often it was measured.
     """
 
     policy: str
@@ -61,11 +63,14 @@ class Compared:
     simulated: float
     error: float
     interval: tuple[float, float] | None
+    num_runs: int
 
     @property
     def spread(self) -> float:
-        """Half the range of repeated measurements, relative to their mean."""
-        return (self.high - self.low) / 2 / self.measured if self.measured else math.nan
+        """Half the range of repeated measurements, relative to their mean; NaN of a single one."""
+        if self.num_runs < 2 or not self.measured:
+            return math.nan
+        return (self.high - self.low) / 2 / self.measured
 
     @property
     def in_spread(self) -> bool:
@@ -108,11 +113,11 @@ def compare_runs(
         mean = math.fsum(values) / len(values)
         found = math.fsum(float(other[metric]) for other in others) / len(others)
         error = found / mean - 1 if mean else math.nan
-        rows.append(
-            Compared(
-                policy, metric, mean, min(values), max(values), found, error, intervals.get(metric)
-            )
-        )
+        row = Compared(
+            policy, metric, mean, min(values), max(values), found, error,
+            intervals.get(metric), len(values),
+        )  # fmt: skip
+        rows.append(row)
     return rows
 
 

@@ -113,8 +113,8 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
         f"# {spec.name}: measured against simulated",
         "",
         f"Device {real['device']}, clock {real['clock']}, {runs_told(found, spec)}. The error is "
-        f"simulated / measured - 1; the spread is half the range of the "
-        f"measured runs; the interval is a 95 % bootstrap over requests. ok: within "
+        "simulated / measured - 1; the spread is half the range of the measured runs, - of a lone "
+        "one; the interval is a 95 % bootstrap over requests. ok: within "
         f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
         "",
         *_level_section(found, spec),

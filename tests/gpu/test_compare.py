@@ -291,7 +291,7 @@ def test_measured_runs_folder_with_other_files_is_left_alone(tmp_path):
 def row(policy, measured, simulated):
     return Compared(
         policy, "p99_ttft_ms", measured, measured, measured, simulated,
-        simulated / measured - 1, None,
+        simulated / measured - 1, None, 1,
     )  # fmt: skip
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -61,6 +62,18 @@ def test_compare_runs_finds_the_factor_between_two_machines():
     assert rows["request_throughput"].error == pytest.approx(-0.2, abs=1e-6)
     assert not rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.1)
     assert rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.3)
+
+
+def test_spread_is_that_of_several_runs_and_unknown_of_one():
+    one = result()
+    (row, *_) = compare_runs("fcfs", [one], [one])
+    assert row.num_runs == 1
+    assert math.isnan(row.spread)
+    (row, *_) = compare_runs("fcfs", [one, one], [one])
+    assert (row.num_runs, row.spread) == (2, 0.0)
+    apart = dataclasses.replace(row, measured=10.0, low=9.0, high=12.0)
+    assert apart.spread == pytest.approx(0.15)
+    assert math.isnan(dataclasses.replace(apart, measured=0.0).spread)
 
 
 @pytest.mark.slow
