@@ -822,3 +822,44 @@ def test_link_is_fitted_to_copies_of_its_own_direction_and_has_no_negative_laten
     assert latency_s == 0.0
     ratios = [n / (n / 1e6 - 0.0005) for n in (1_000, 4_000, 16_000)]
     assert rate == pytest.approx(sum(x * x for x in ratios) / sum(ratios))
+
+
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_steps_are_skipped_only_into_blocks_that_nobody_copies_away(fast_forward):
+    # Three of six blocks are copied away until 301.6 us. The prompt takes one of the others, and
+    # its answer two more: at its 33rd token it waits for a fourth.
+    work = [
+        arrival(0, 0, 3 * BLOCK, 1, prefix_hash_ids=(0, 1, 2)),
+        arrival(1, 2_000, BLOCK, 60),
+    ]
+    limits = config(
+        tier(store_bytes_per_s=GB / 1000), num_blocks=6, max_model_len=90, fast_forward=fast_forward
+    )
+    log = run_laws(ContinuousBatching(), work, limits, LinearCost(1000, 10, 0))
+    waits = {name: column.tolist() for name, column in log.copies.wait_columns().items()}
+    first_ns = 2_000 + 1_000 + 10 * BLOCK
+    start_ns = first_ns + 2 * BLOCK * 1_010
+    assert waits == {"start_ns": [start_ns], "wait_ns": [1_480 + 300_000 - start_ns]}
+
+
+def test_blocks_of_two_stores_are_busy_until_the_later_is_done():
+    def released_after(*stores):
+        tiering = Tiering(config(), lambda shape, k: 1000, Copies())
+        state = RequestState(arrival(0, 0, 8, 1).request)
+        for now_ns, names in stores:
+            tiering.settle(now_ns)
+            tiering.store(state, names)
+        tiering.released(state)
+        busy = [tiering.num_busy]
+        for now_ns in (299, 300, 399, 400, 499, 500):
+            tiering.settle(now_ns)
+            busy.append(tiering.num_busy)
+        return busy
+
+    assert released_after((0, [0, 1, 2])) == [3, 3, 0, 0, 0, 0, 0]
+    # A block takes 100 ns: the second copy begins behind the first.
+    assert released_after((0, [0, 1, 2]), (0, [3, 4])) == [5, 5, 5, 5, 5, 5, 0]
+    assert released_after((0, [0, 1, 2]), (299, [3])) == [4, 4, 4, 4, 0, 0, 0]
+    # What is there when more is stored is busy no more; what was there before is not stored.
+    assert released_after((0, [0, 1]), (200, [0, 1, 2])) == [1, 1, 0, 0, 0, 0, 0]
+    assert released_after((0, [0, 1]), (150, [0, 1])) == [2, 0, 0, 0, 0, 0, 0]
