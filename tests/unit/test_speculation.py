@@ -13,6 +13,7 @@ from mypy_extensions import i64
 
 from schedlab.experiments.running import speculation as speculation_of
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.checks import check_names
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.policies.speculation import registry as registry_of_lengths
@@ -103,6 +104,19 @@ def test_wrong_speculation_is_refused_by_name(speculation, message):
 def test_engine_that_cannot_speculate_says_so(keys, message):
     with pytest.raises(SpecError, match=message):
         run(spec_of(NGRAM, **keys))
+
+
+@pytest.mark.parametrize("backend", ["real", "vllm"])
+def test_drafts_of_ngrams_planned_ahead_are_left_to_whoever_runs_them(backend):
+    # Nor is it asked there which drafts are accepted: that is seen.
+    def fail(key, message):
+        raise AssertionError(f"{key}: {message}")
+
+    measured = {**NGRAM, "acceptance": None}
+    spec = spec_of(measured, backend=backend, engine={"async_scheduling": True})
+    check_names(spec, fail)
+    with pytest.raises(AssertionError, match=r"\('engine', 'async_scheduling'\): not with"):
+        check_names(spec.model_copy(update={"backend": "sim"}), fail)
 
 
 def test_real_backend_refuses_a_drafter_that_it_does_not_have():
