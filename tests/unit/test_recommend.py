@@ -312,6 +312,24 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
     assert asked[-1][1] == place
 
 
+@pytest.mark.parametrize("least_run_s", [0.0, 1.0])
+def test_deployment_among_equals_is_the_largest_tensor_parallel_one(monkeypatch, least_run_s):
+    # Also where all are tried once more with longer runs.
+    monkeypatch.setattr("schedlab.experiments.search.recommend._LEAST_RUN_S", least_run_s)
+    search, tried = _Search(question(num_gpus=4), None), []
+    rate = SimpleNamespace(error="", bound="", value=SimpleNamespace(mean=30.0))
+
+    def tries(stage, candidates):
+        tried.append([(one.tensor_parallel_size, one.replicas) for one in candidates])
+        return [Tried(stage, one, rate) for one in candidates]
+
+    monkeypatch.setattr(search, "_try", tries)
+    best = search.deployments().candidate
+    assert (best.tensor_parallel_size, best.replicas) == (4, 1)
+    assert tried == [[(1, 4), (2, 2), (4, 1)]] * (2 if least_run_s else 1)
+    assert search.length == (30 if least_run_s else 8)
+
+
 @pytest.mark.parametrize(
     ("rates", "chosen"),
     [
