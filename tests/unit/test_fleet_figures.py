@@ -152,6 +152,27 @@ def test_engines_have_names_up_to_a_number_of_them(monkeypatch, result, most, is
     assert (told == names) is is_named
 
 
+@pytest.mark.parametrize(("num", "is_named"), [(64, True), (65, False)])
+def test_shares_of_engines_name_each_of_64_and_show_the_first_on_top(monkeypatch, num, is_named):
+    engines = tuple(SimpleNamespace(pool=f"kind {i % 2}") for i in range(num))
+    run = SimpleNamespace(engines=engines, num_engines=num)
+    values = {
+        "requests": np.arange(1.0, num + 1),
+        "tokens": np.full(num, 2e6),
+        "busy": np.ones(num),
+    }
+    monkeypatch.setattr(fleets, "of_engines", lambda run: values)
+    figure = fleets.engine_shares(run, "title")
+    first, second, _ = figure.axes
+    named = [tick.get_text() for tick in first.get_yticklabels()]
+    assert (named == [f"{i} kind {i % 2}" for i in range(num)]) is is_named
+    assert first.get_ylim() == (num - 0.4, -0.6)
+    assert [bar.get_width() for bar in first.patches] == values["requests"].tolist()
+    assert {bar.get_facecolor() for bar in first.patches[::2]} != {first.patches[1].get_facecolor()}
+    assert second.get_xlabel() == "tokens"
+    assert "2,000,000" in [tick.get_text() for tick in second.get_xticklabels()]
+
+
 def test_figures_of_a_fleet_refuse_a_single_engine():
     alone = run(make_spec({key: FLEET[key] for key in ("model", "hardware", "workload")}))
     for draw in (plots.engines_over_time, plots.transfers):
