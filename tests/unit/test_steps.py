@@ -1,4 +1,5 @@
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -34,6 +35,19 @@ def test_steps_in_batches_are_the_same_rows():
         for name in whole:
             joined = np.concatenate([p[name] for p in pieces])
             assert np.array_equal(joined, whole[name]), (name, num_rows)
+
+
+def test_steps_of_a_part_of_a_part_are_those_of_the_whole():
+    whole = steps()
+    expected = {name: whole[name] for name in whole}
+    draw = Random(7)
+    for _ in range(60):
+        first, last = sorted(draw.sample(range(whole.num_rows + 1), 2))
+        start, stop = sorted(draw.sample(range(last - first + 1), 2))
+        part = whole.rows(first, last).rows(start, stop)
+        assert part.num_rows == stop - start
+        for name, column in expected.items():
+            assert np.array_equal(part[name], column[first + start : first + stop]), name
 
 
 def test_steps_that_are_none_have_all_columns_wherever_they_would_lie():
