@@ -107,8 +107,8 @@ def test_request_is_kept_where_its_prompt_was_computed_if_there_is_a_seat(world,
 
 def test_requests_whose_sender_died_are_lost_and_those_of_a_receiver_choose_anew(world):
     sender, receiver, other = world.members
-    moving = world.delivery(1, receiver=receiver, moving="KV 1")
-    queued = world.delivery(2, receiver=receiver)
+    moving = world.delivery(1, receiver=receiver, counted_by=receiver, moving="KV 1")
+    queued = world.delivery(2, receiver=receiver, counted_by=receiver)
     unplaced = world.delivery(3)
     early = world.delivery(4, computed=False)
     assert world.handover.died(receiver) == []
