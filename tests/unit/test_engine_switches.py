@@ -211,6 +211,22 @@ def test_token_too_many_counts_with_its_context_and_who_is_left_out_with_none():
     assert [shape.padding_context_tokens for shape in shapes] == [0, 0, 4]
 
 
+@pytest.mark.parametrize("config", [replace(CONFIG, async_scheduling=True), OVERRUN])
+def test_request_that_has_ended_unknown_to_the_next_plan_keeps_when_it_joined_the_decodes(config):
+    # By that it is told, should it be preempted, whether its last token was known.
+    joined_ns = {}
+
+    def observe(engine):
+        requests = engine.requests
+        for state in (*requests.leaving, *requests.overrun.values()):
+            joined_ns[state.id] = state._entry_ns, state.first_token_ns
+
+    work = [arrival(i, 50 * i, 3 + i, 1 + i, max_tokens=9) for i in range(4)]
+    run(work, config, observer=observe)
+    assert len(joined_ns) == 4
+    assert all(entry_ns == first_ns for entry_ns, first_ns in joined_ns.values())
+
+
 def test_answer_that_fills_the_model_is_not_computed_once_more():
     full = [arrival(0, 0, 90, 10, max_tokens=20)]
     assert run(full, OVERRUN).steps()["padding_tokens"].sum() == 0
