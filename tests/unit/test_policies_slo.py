@@ -17,7 +17,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyError
-from schedlab.sim.request import RequestState, Slo
+from schedlab.sim.request import RequestState, Slo, Status
 from tests import laws
 from tests.laws import LinearCost, arrival
 from tests.traced import Recorder, batches, limits
@@ -487,6 +487,44 @@ def test_credits_where_all_targets_are_equal_pay_who_waits_for_every_step_of_a_r
     assert credits._credits == {ran: 1.0, waited: 5.5}
     credits.note_step(plan, 5, took_decodes=False)  # prompts had the step to themselves
     assert credits._credits == {ran: 1.0, waited: 5.5}
+
+
+@pytest.mark.parametrize("decodes_are_named", [False, True])
+def test_credits_are_given_to_who_decodes_from_another_engine_once_it_is_expected(
+    decodes_are_named,
+):
+    # A plan for all decodes is asked who they are only after somebody may have come, and once.
+    first, second = (RequestState(arrival(i).request) for i in (0, 1))
+    for state in (first, second):
+        state.status, state._computed, state._generated = Status.RUNNING, 1, 1
+    asked = []
+
+    def plan(*decodes):
+        def told():
+            asked.append(decodes)
+            return decodes
+
+        named = decodes if decodes_are_named else None
+        return BatchPlan(named, (), (), (), (), (), 0, "leave", False, 1, FOREVER, 0, told)
+
+    credits = Credits(0.1)
+    if not decodes_are_named:
+        credits.note_step(plan(first), 1, took_decodes=True)
+        assert (credits._credits, asked) == ({}, [])
+        credits.expect()
+    credits.note_step(plan(first), 1, took_decodes=True)
+    assert credits._credits == {first: 0.0}
+    asked.clear()
+    credits.note_step(plan(first, second), 1, took_decodes=True)
+    assert (second in credits._credits) is decodes_are_named
+    # Behind a plan with names one may have joined that nobody named.
+    third = RequestState(arrival(2).request)
+    third.status, third._computed, third._generated = Status.RUNNING, 1, 1
+    last = BatchPlan(
+        None, (), (), (), (), (), 0, "leave", False, 1, FOREVER, 0, lambda: (first, third)
+    )
+    credits.note_step(last, 1, took_decodes=True)
+    assert (third in credits._credits) is decodes_are_named
 
 
 class PreemptsThenGrants(Policy):
