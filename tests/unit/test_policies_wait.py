@@ -317,6 +317,18 @@ def test_nested_wait_out_of_memory_preempts_the_latest_admission_though_its_segm
     ]
 
 
+@pytest.mark.parametrize(("num_blocks", "gone"), [(9, [3]), (12, [])])
+def test_nested_wait_makes_room_for_a_prompt_only_where_decodes_leave_it_none(num_blocks, gone):
+    # The first tokens of three answers open a block each; the prompt lacks four of its five. It
+    # gives up what it has where five are free, as it was admitted last.
+    work = [*(arrival(i, prompt=4, output=6) for i in range(3)), arrival(3, prompt=20, output=1)]
+    config = limits(num_blocks=num_blocks, block_size=4, budget=16, max_model_len=36)
+    knobs = {"output_edges": [9], "total_limit": 80, "max_wait_s": 0.0}
+    got, _ = batches("nested_wait", work, config, **knobs)
+    assert got[0] == {0: 4, 1: 4, 2: 4, 3: 4}
+    assert got[1] == (({0: 1, 1: 1, 2: 1}, gone) if gone else {0: 1, 1: 1, 2: 1, 3: 13})
+
+
 @pytest.mark.parametrize("name", ["wait", "nested_wait"])
 @pytest.mark.parametrize(
     ("knobs", "message"),
