@@ -75,6 +75,14 @@ class LinearCost(CostModel):
         return {"name": self.name}
 
 
+_OF_SOMEBODY = (
+    "running", "prefilling", "paused", "held", "unanswered", "leaving", "overrun", "untold",
+    "fetching", "arrived", "loading", "holding", "come", "handed_over", "kept", "kept_until_ns",
+    "turns", "resident_tokens", "held_tokens", "needs_less",
+)  # fmt: skip
+"""What an engine's `requests` keep of those who are there: nothing, when all have left."""
+
+
 def require(holds: object, law: str) -> None:
     """Raise AssertionError with the words of the law if it does not hold, also under ``-O``."""
     if not holds:
@@ -131,6 +139,8 @@ def run(
     check_conservation(engine)
     require(engine.requests.num_in_flight == 0, "the run ended with requests in flight")
     require(engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held")
+    for name in _OF_SOMEBODY:
+        require(not getattr(engine.requests, name), f"the run ended with somebody in `{name}`")
     return log
 
 

@@ -9,6 +9,8 @@ import pytest
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.request import RequestState, Turn
 from schedlab.testing import laws
 from schedlab.testing.cost_model import _after, random_shape
 
@@ -275,3 +277,24 @@ def test_run_that_idles_beside_requests_is_lawful_only_where_it_may_wait():
         laws.check(found, work, LIMITS)
     busy = laws.run(registry.make("fcfs"), work, LIMITS)
     laws.check(busy, work, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("untold", [RequestState(WORK[0].request)]),
+        ("kept_until_ns", {3: 900}),
+        ("come", {3}),
+        ("turns", {0: Turn()}),
+        ("held_tokens", 1),
+        ("needs_less", True),
+    ],
+)
+def test_run_after_which_an_engine_remembers_somebody_is_refused(name, left):
+    def drive(engine, workload):
+        log = simulate(engine, workload)
+        setattr(engine.requests, name, left)
+        return log
+
+    with pytest.raises(AssertionError, match=f"the run ended with somebody in `{name}`"):
+        laws.run(registry.make("fcfs"), WORK, LIMITS, drive=drive)
