@@ -10,6 +10,8 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core import engine as engine_module
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline_executor import PipelineExecutor
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
@@ -17,7 +19,7 @@ from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, PolicyLied, Stalled
 from schedlab.sim.record.columns import TRUNCATED
 from schedlab.sim.record.saved_log import read_table, save_tables
-from schedlab.sim.request import Slo
+from schedlab.sim.request import RequestState, Slo
 from tests import laws
 from tests.laws import arrival
 from tests.staged_cost import StagedCost
@@ -110,6 +112,78 @@ def test_policy_denied_for_ever_stalls_with_the_reason():
     work = [arrival(i, prompt=5, output=3) for i in range(2)]
     with pytest.raises(Stalled, match="max_num_seqs"):
         laws.run(Pauses(None), work, config)
+
+
+def refuses(view, builder):
+    raise PolicyError("no")
+
+
+def divides(view, builder):
+    return 1 // 0
+
+
+def returns_nothing(view, builder):
+    return None
+
+
+@pytest.mark.parametrize("ends", [refuses, divides, returns_nothing])
+def test_plan_that_fails_leaves_the_memory_as_it_was(ends):
+    engine = Engine(CONFIG, Once(None), SimExecutor(Pricing(laws.LinearCost())))
+
+    def plan(view, builder):
+        assert builder.grant(view.waiting.head)
+        assert view.free_blocks == 98
+        return ends(view, builder)
+
+    engine.policy._plan = plan
+    engine.submit(arrival(0, prompt=30, output=3), 0)
+    with pytest.raises(PolicyError, match="policy Once at t = "):
+        engine.begin(0)
+    assert engine.kv.free_blocks == 100
+
+
+def test_request_too_long_to_go_on_elsewhere_is_turned_away_and_nobody_is_in_flight():
+    engine = Engine(CONFIG, Fcfs(), SimExecutor(Pricing(laws.LinearCost())))
+    fits, too_long = (arrival(i, prompt=150, output=50 + i) for i in range(2))
+    for one in (fits, too_long):
+        engine.requests.resume(RequestState(one.request), one, 7)
+    requests = engine.requests
+    assert (requests.num_arrived, requests.num_rejected, requests.num_in_flight) == (2, 1, 1)
+    assert next(iter(requests.waiting)).queued_ns == 7
+    laws.check_conservation(engine)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_engine_that_dies_has_nothing_under_way_and_gives_back_all_it_had(num_stages):
+    config = replace(CONFIG, pipeline_parallel_size=num_stages, max_num_seqs=1)
+    kind, executor = (
+        (PipelinedEngine, PipelineExecutor(Pricing(StagedCost())))
+        if num_stages > 1
+        else (Engine, SimExecutor(Pricing(laws.LinearCost())))
+    )
+    engine = kind(config, Fcfs(), executor)
+    for i in range(3):
+        engine.submit(arrival(i, i, prompt=5, output=3), i)
+    engine.begin(2)
+    if num_stages > 1:
+        engine.begin(2)
+        assert engine.next_end_ns < FOREVER
+    lost = engine.die(3)
+    assert [state.id for state in lost] == [0, 1, 2]
+    assert (engine.now_ns, engine.log.num_steps) == (3, 0)
+    if num_stages > 1:
+        assert engine.next_end_ns == FOREVER
+    with pytest.raises(AssertionError):
+        engine.cut(3)
+
+
+def test_hook_of_admission_that_an_object_has_of_its_own_is_asked():
+    work = [arrival(i, prompt=5, output=2) for i in range(3)]
+    config = replace(CONFIG, max_num_seqs=1)
+    policy = Fcfs()
+    policy.order = lambda view: reversed(list(view.waiting))
+    first_ns = laws.run(policy, work, config).requests()["first_token_ns"]
+    assert np.argsort(first_ns).tolist() == [2, 1, 0]
 
 
 def test_policy_that_preempts_for_ever_is_stopped():
