@@ -221,6 +221,13 @@ def observed(window=None, chosen=None):
     return Observation(result, chosen), result.log
 
 
+def test_length_of_a_step_is_told_to_the_nanosecond():
+    run, log = observed()
+    start_ns, length_ns = 3 * 10**12, 2**24 + 1
+    log.steps = lambda: {"start_ns": whole(start_ns), "end_ns": whole(start_ns + length_ns)}
+    assert run.step_ns.tolist() == [length_ns]
+
+
 def test_observation_of_a_whole_run_has_all_of_it():
     run, log = observed()
     assert run.requests["id"].tolist() == run.leaving["id"].tolist() == [5, 6, 7, 8]
