@@ -71,6 +71,27 @@ def test_first_difference_names_the_step_and_the_requests():
     assert f"step {found.step}: request" in found.explain()
 
 
+@pytest.mark.parametrize(
+    ("num_changed", "told"),
+    [
+        (1, "request 0 gets 1 against 0 tokens"),
+        (3, "request 0 gets 1 against 0 tokens; request 1 gets 1 against 0 tokens; "
+            "request 2 gets 1 against 0 tokens"),
+        (4, "request 0 gets 1 against 0 tokens; request 1 gets 1 against 0 tokens; "
+            "request 2 gets 1 against 0 tokens; and 1 more"),
+        (9, "request 0 gets 1 against 0 tokens; request 1 gets 1 against 0 tokens; "
+            "request 2 gets 1 against 0 tokens; and 6 more"),
+    ],
+)  # fmt: skip
+def test_difference_names_three_requests_and_counts_the_others(num_changed, told):
+    shape = BatchShape(1, 1, 1)
+    one = RecordedStep(0, dict.fromkeys(range(num_changed), 1), (), shape, 10, 0)
+    for start_ns in (0, 5):  # nobody knows who came in between
+        other = RecordedStep(start_ns, {}, (), shape, 10, 0)
+        line = f"step 2: {told} (the step starts at 0.0000 s against 0.0000 s)"
+        assert Difference(2, one, other).explain() == line
+
+
 def test_first_difference_of_a_shorter_run_is_its_end():
     steps, _ = record()
     found = first_difference(steps, steps[:-1])
