@@ -133,6 +133,14 @@ def test_mc_sf_with_a_margin_admits_fewer():
     assert batches("mc_sf", work, config, margin=0.1)[0][0] == {0: 4, 1: 4}
 
 
+def test_mc_sf_lets_one_alone_have_the_memory_that_is_kept_free_of_several():
+    # 40 tokens less a tenth are 36; either request comes to 38.
+    work = [arrival(i, prompt=30, output=8, predicted_tokens=8.0) for i in range(2)]
+    got, log = batches("mc_sf", work, limits(num_blocks=40, block_size=1, budget=64), margin=0.1)
+    assert got == [{0: 30}, *7 * [{0: 1}], {1: 30}, *7 * [{1: 1}]]
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
 def test_mc_sf_that_underestimates_preempts_the_longest_prediction():
     work = [
         arrival(0, prompt=4, output=8, predicted_tokens=1.0),
