@@ -11,7 +11,7 @@ from schedlab import core
 from schedlab.policies.routers import registry, slo_aware
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
-from schedlab.sim.drive.offer import Offer, place_of_least
+from schedlab.sim.drive.offer import Offer, column, place_of_least
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Slo
 from schedlab.testing import LawBroken, check_router, fleet_cases
@@ -409,3 +409,21 @@ def test_least_of_an_offer_is_that_of_its_engines_one_by_one(weight):
         loads = [weight * t.num_waiting + t.num_running for t in told]
         if weight < 9:
             assert found == min(range(6), key=lambda i: (loads[i], (i - start) % 6))
+
+
+@pytest.mark.skipif(core.running() != "python", reason="compiled code takes no stand-ins")
+def test_columns_of_an_offer_are_what_each_of_its_engines_says():
+    names = (
+        "index", "num_blocks", "block_size", "num_in_flight", "num_waiting", "num_running",
+        "used_blocks",
+    )  # fmt: skip
+    told = [
+        SimpleNamespace(
+            stand_on=lambda board, place: None,
+            **{name: 100 * number + place for number, name in enumerate(names)},
+        )
+        for place in range(4)
+    ]
+    for number, name in enumerate(names):
+        expected = [100 * number + place for place in range(4)]
+        assert column(Offer(told), name) == column(told, name) == expected
