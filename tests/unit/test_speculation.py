@@ -247,6 +247,24 @@ def test_passes_of_steps_whose_contexts_grow_unevenly_read_those_of_each():
     assert drafter.cost_model.shapes == [shapes[0], second, shapes[2]]
 
 
+def test_step_that_a_draft_length_asks_about_is_that_of_all_with_as_many_drafts_each():
+    asked = []
+
+    def estimate(shape):
+        asked.append(shape)
+        return 77
+
+    requests = [SimpleNamespace(num_computed_tokens=n) for n in (30, 7, 12)]
+    batch = SimpleNamespace(num_accepted=5, num_cut_short=3)
+    told = Decoding(9, requests, 4, batch, estimate)
+    assert (told.step_ns(4), told.step_ns(0)) == (77, 77)
+    assert (told.now_ns, told.most, told.num_accepted, told.num_cut_short) == (9, 4, 5, 3)
+    all_three = BatchShape(
+        3, 49, 30, rows_sampled=3, num_running=3, decode_context_min_tokens=7, draft_tokens=12
+    )
+    assert asked == [all_three, replace(all_three, draft_tokens=0)]
+
+
 def decoding(tokens, targets_ms, now_ms, most=3):
     batch = SimpleNamespace(num_accepted=0, num_cut_short=0)
     requests = [
