@@ -12,6 +12,7 @@ from schedlab.gpu_backend.calibration_fit import MeasuredBatch, predictions, ste
 from schedlab.policies import registry
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.profile import Fit, FitError, Regime, read_fit, write_fit
@@ -19,6 +20,8 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import Scatter, StepSpread
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
 from tests.traced import limits
 
@@ -92,6 +95,66 @@ def test_run_that_scatters_is_the_same_step_by_step_and_cut_at_arrivals(policy):
     assert signature(few, drive=laws.cut_at_arrivals) == fast
     plain = laws.signature(laws.run(registry.make(policy), work, few))
     assert plain != fast
+
+
+class Ranged(laws.LinearCost):
+    """Was measured up to 60 tokens of context in all, and up to two decodes."""
+
+    def outside(self, shape, k=1):
+        found = {}
+        if shape.num_decodes > 2:
+            found["num_decodes"] = list(range(k))
+        sums = [shape.decode_context_sum_tokens + i * shape.num_decodes for i in range(k)]
+        if late := [i for i, tokens in enumerate(sums) if tokens > 60]:
+            found["decode_context_sum_tokens"] = late
+        return found
+
+
+class Nearsighted:
+    """An engine that begins no step later than some time from now."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def begin(self, now_ns):
+        return self._engine.begin(now_ns, now_ns + 5_500)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.filterwarnings("ignore:cost model")
+def test_steps_cut_off_when_somebody_comes_are_counted_neither_outside_nor_by_the_scatter(drafts):
+    work = [laws.arrival(i, 4_000 * i, 5 + i % 7, 20 + i % 11) for i in range(12)]
+    config = limits(num_blocks=40, seats=4, num_speculative_tokens=drafts)
+
+    def told(config, **more):
+        made = []
+
+        def make_executor(pricing):
+            if drafts:
+                rates = DrawnAcceptance([0.6])
+                made.append(SpeculativeExecutor(pricing, config, rates, NgramDrafter(0.0)))
+            else:
+                made.append(SimExecutor(pricing))
+            made[0].scatter = Scatter(SPREAD, 4, 0, 0)
+            return made[0]
+
+        log = laws.run(
+            registry.make("fcfs"), work, config, Ranged(), make_executor=make_executor, **more
+        )
+        pricing = made[0].pricing
+        by_feature = {name: n for name, n in pricing.extrapolated_by_feature.items() if n}
+        return laws.signature(log), pricing.extrapolated_steps, by_feature
+
+    ahead = told(config)
+    assert ahead[1] > 20
+    assert len(ahead[2]) == 2
+    assert told(laws.slow(config)) == ahead
+    assert told(config, drive=laws.cut_at_arrivals) == ahead
+    both = told(config, drive=lambda engine, work: laws.cut_at_arrivals(Nearsighted(engine), work))
+    assert both == ahead
 
 
 def test_scattering_changes_what_a_step_takes_and_not_what_it_is_estimated_at():
