@@ -1,11 +1,13 @@
 """Drafts under asynchronous scheduling: a step is planned as if those under way were all right."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
-from schedlab.policies import registry
+from schedlab.policies import Policy, registry
 from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.preemption import grant_or_preempt
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
@@ -115,6 +117,34 @@ def test_draft_length_that_changes_leaves_what_is_under_way_where_it_is():
     steps = run(work, length=ByBatchSize([[1, 3], [2, 1]])).steps()
     assert steps["draft_tokens"].tolist()[:6] == [0, 3, 3, 3, 2, 2]
     assert steps["kv_allocated_tokens"].tolist()[:6] == [10, 14, 18, 20, 22, 24]
+
+
+class OneByOne(Policy):
+    """Grants who runs by name, at the expense of the latest admission."""
+
+    def plan(self, view, builder):
+        victims = list(view.running)
+        for state in list(view.running):
+            if state not in builder.preempted and builder.tokens_left:
+                grant_or_preempt(builder, state, victims)
+        for state in view.waiting if not builder.preempted else ():
+            if not builder.grant(state):
+                break
+        return builder.build()
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_granted_by_name_take_the_slots_that_their_requests_then_hold(lookahead, seed):
+    # Up to the longest sequence, and where memory is short; blocks are counted after each step.
+    draw, longest = Random(seed), 22 + 8 * (seed % 2)
+    prompts = [draw.randrange(1, 12) for _ in range(6)]
+    work = [laws.arrival(i, 150 * i, n, longest - n) for i, n in enumerate(prompts)]
+    config = replace(
+        CONFIG, num_blocks=2 * longest, max_model_len=longest, num_lookahead_tokens=lookahead
+    )
+    log = run(work, config, (0.6,), policy=OneByOne())
+    assert log.requests()["num_preemptions"].sum() > 0
 
 
 def test_request_denied_for_what_it_might_need_is_asked_again_after_a_step():
