@@ -1,6 +1,7 @@
 """Metrics that take parameters, or that only some want, of small runs: computed by hand."""
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -210,3 +211,98 @@ def test_lengths_explain_what_they_explain(finish_ms, expected):
 
 def test_time_to_finish_more_than_finished_is_nan():
     assert math.isnan(run_of().metric("time_to_finish", num_requests=3))
+
+
+def widest_drift(tenants, arrivals, admissions, prompts, tokens):
+    """Compute `service_gap` of weights 1 and 2 time by time, in units of which all are whole."""
+
+    def waits(tenant, t):
+        return any(
+            one == tenant and start <= t < end
+            for one, start, end in zip(tenants, arrivals, admissions, strict=True)
+        )
+
+    spans, last = [], max(admissions)
+    for t in range(last):
+        if waits("a", t) and waits("b", t):
+            if spans and spans[-1][1] == t:
+                spans[-1][1] = t + 1
+            else:
+                spans.append([t, t + 1])
+    if not spans:
+        return None
+    first, end = max(spans, key=lambda span: span[1] - span[0])
+    drift, drifts = 0, [0]
+    for t in range(first, end + 1):
+        for tenant, at, prompt, out in zip(tenants, admissions, prompts, tokens, strict=True):
+            served = prompt * (at == t) + 2 * out.count(t)
+            drift += served if tenant == "a" else -served
+        drifts.append(drift)
+    return max(drifts) - min(drifts)
+
+
+def test_service_gap_of_any_requests_is_what_counting_time_by_time_gives():
+    draw, num_told = Random(4), 0
+    for _ in range(60):
+        num = draw.randrange(2, 9)
+        tenants = ["a", "b", *(draw.choice("ab") for _ in range(num - 2))]
+        arrivals = [draw.randrange(6) for _ in range(num)]
+        admissions = [at + draw.randrange(1, 6) for at in arrivals]
+        prompts = [draw.randrange(1, 9) for _ in range(num)]
+        tokens = [sorted(draw.sample(range(at, 15), 3)) for at in admissions]
+        expected = widest_drift(tenants, arrivals, admissions, prompts, tokens)
+        if expected is None:
+            continue
+        num_told += 1
+        result = run_of(
+            dict(enumerate(tokens)),
+            id=np.arange(num),
+            tenant=np.array(tenants),
+            arrival_ns=np.array(arrivals) * MS,
+            first_scheduled_ns=np.array(admissions) * MS,
+            prompt_tokens=np.array(prompts),
+        )
+        assert result.metric("service_gap") == expected
+    assert num_told > 40
+
+
+def test_service_gap_counts_who_is_admitted_at_the_beginning_and_nobody_who_never_was():
+    # Request 0 is admitted as it comes, at the very beginning; request 3 was turned away.
+    result = run_of(
+        {0: [1], 1: [9], 2: [9], 3: []},
+        id=np.arange(4),
+        tenant=np.array(["a", "b", "a", "c"]),
+        arrival_ns=np.zeros(4, dtype=np.int64),
+        first_scheduled_ns=np.array([0, 5 * MS, 3 * MS, -1]),
+        prompt_tokens=np.array([7, 10, 4, 90]),
+    )
+    # a: 7 at 0 ms, 2 at 1 ms and 4 at 3 ms.
+    assert result.metric("service_gap") == 13.0
+
+
+@pytest.mark.parametrize(("stay_ns", "index"), [((1, 1), 1.0), ((1, 2), 0.9), ((0, 1), 1.0)])
+def test_fairness_takes_speeds_of_answers_that_took_a_nanosecond_as_they_are(stay_ns, index):
+    result = run_of(
+        id=[0, 1], arrival_ns=[5, 5], finish_ns=[5 + ns for ns in stay_ns],
+        generated_tokens=[4, 4], status=[0, 0],
+    )  # fmt: skip
+    assert result.metric("jain_fairness") == pytest.approx(index)
+
+
+def test_loss_at_the_tail_is_of_the_slowest_hundredth():
+    # Answers of two tokens, 1 to 201 ms apart: three are at or above the 99th percentile, 199 ms.
+    num = 201
+    number = np.arange(num)
+    first_ns = np.full(num, MS)
+    result = run_of(
+        {i: [1, 2 + i] for i in range(num)},
+        id=number, arrival_ns=np.zeros(num, dtype=np.int64), first_token_ns=first_ns,
+        finish_ns=first_ns + (1 + number) * MS, generated_tokens=np.full(num, 2),
+        status=np.zeros(num, dtype=np.int8),
+    )  # fmt: skip
+    lost = {
+        "id": [196, 197, 198, 200], "evicted_ns": [2 * MS] * 4,
+        "resumed_ns": [2 * MS + n * MS for n in (64, 32, 3, 6)],
+    }  # fmt: skip
+    result.log._preemptions = lost
+    assert result.metric("preemption_loss_at_tail") == pytest.approx(9 / (199 + 200 + 201))
