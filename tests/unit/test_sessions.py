@@ -1,6 +1,7 @@
 """Requests that wait for answers: their order, their blocks, and what a driver does of them."""
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -205,3 +206,27 @@ def test_row_of_a_session_adds_up_its_requests_and_the_time_when_none_is_in_flig
         "queue_ns": [5 + 1 + 10 + 30, 1], "running_ns": [25 + 89 + 20 + 10, 24],
         "prompt_tokens": [15, 48], "generated_tokens": [6, 5], "prefix_hit_tokens": [8, 0],
     }  # fmt: skip
+
+
+def test_time_away_of_any_sessions_is_what_counting_time_by_time_gives():
+    draw = Random(2)
+    for _ in range(40):
+        rows = []
+        for name in "abc"[: draw.randrange(1, 4)]:
+            for _ in range(draw.randrange(1, 5)):
+                at = draw.randrange(9)
+                rows.append((name, at, at + draw.randrange(1, 5), draw.random() < 0.8))
+        names, starts, ends, are_done = (list(column) for column in zip(*rows, strict=True))
+        requests = {
+            "session": np.array(names, dtype=object), "arrival_ns": np.array(starts),
+            "finish_ns": np.where(are_done, ends, -1), "first_scheduled_ns": np.array(starts),
+            "last_token_ns": np.array(ends), "status": np.where(are_done, 0, 1).astype(np.int8),
+            **{name: np.ones(len(rows), dtype=np.int64)
+               for name in ("prompt_tokens", "generated_tokens", "prefix_hit_tokens")},
+        }  # fmt: skip
+        found = session_columns(requests)
+        for place, name in enumerate(dict.fromkeys(names)):
+            there = [(start, end) for one, start, end, done in rows if one == name and done]
+            busy = {t for start, end in there for t in range(start, end)}
+            span = range(min(busy), max(busy)) if busy else range(0)
+            assert found["away_ns"][place] == sum(t not in busy for t in span)

@@ -9,9 +9,11 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.record import log, stored_token_times
 from schedlab.sim.record import steps as stored
+from schedlab.sim.record.cluster_log import ClusterSteps
+from schedlab.sim.record.spool import Spool
 from schedlab.sim.record.steps import StepTable, StoredSteps
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
-from schedlab.sim.record.token_times import TokenTimes
+from schedlab.sim.record.token_times import MICRO_BATCH, TokenTimes
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
@@ -140,6 +142,68 @@ def as_pairs(table):
     return sorted(found.items())
 
 
+def drawn_stints(draw, num_steps, has_bursts):
+    """Return stints of five requests as they end, their bursts, and the tokens of each request.
+
+    Decode step i ends at 10 i + 10; prompts end in between, the first perhaps at time 0.
+    """
+    rows, tokens = [], {number: [] for number in range(5)}
+    for number in range(5):
+        step = 0
+        while step < num_steps and draw.random() < 0.8:
+            first = draw.randrange(step, num_steps + 1)
+            last = draw.randrange(first, num_steps + 1)
+            has_entry = first == last or draw.random() < 0.5
+            entry = 10 * first + draw.randrange(first > 0, 10) if has_entry else -1
+            bursts = [draw.randrange(1, 4) if has_bursts else 1 for _ in range(first, last)]
+            rows.append((last, number, entry, first, bursts))
+            tokens[number] += [entry] if has_entry else []
+            for i, count in enumerate(bursts, first):
+                tokens[number] += [10 * i + 10] * count
+            step = last + 1
+    rows.sort(key=lambda row: row[0])
+    stints = [(number, entry, first, last) for last, number, entry, first, _ in rows]
+    return stints, [count for *_, bursts in rows for count in bursts], tokens
+
+
+def on_disk(table):
+    spool = Spool(table.shape[1])
+    spool.append(table)
+    return spool
+
+
+@pytest.mark.parametrize("has_bursts", [False, True])
+@pytest.mark.parametrize("batch_rows", [1, 3, 1_000])
+def test_token_times_of_any_stints_are_those_told_one_by_one(batch_rows, has_bursts, monkeypatch):
+    monkeypatch.setattr(stored_token_times, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(stored_token_times, "_WINDOW_STEPS", 2 * batch_rows + 1)
+    ends_ns = np.arange(10, 90, 10)
+    table = {"num_decodes": np.full(8, 2), "end_ns": ends_ns}
+    for seed in range(12):
+        rows, counts, tokens = drawn_stints(Random(seed), 8, has_bursts)
+        if not rows:
+            continue
+        stints = np.array(rows, dtype=np.int64)
+        bursts = np.array(counts, dtype=np.int64) if has_bursts else None
+        stored = on_disk(bursts[:, np.newaxis]) if has_bursts and len(bursts) else None
+        ways = [TokenTimes(stints, ends_ns, bursts)]
+        if stored is not None or not has_bursts:
+            ways.append(StoredTokenTimes(on_disk(stints), table, stored))
+        for ids in (None, np.array([0, 3]), np.array([4])):
+            some = [times for i, times in tokens.items() if ids is None or i in ids]
+            gaps = np.concatenate([np.diff(np.unique(times)) for times in some])
+            at_ns = np.concatenate([np.array(times, dtype=np.int64) for times in some])
+            for one in ways:
+                assert as_pairs(one.gaps(ids)) == as_pairs(
+                    dict(enumerate(np.unique(gaps, return_counts=True)))
+                )
+                assert as_pairs(one.counts(ids)) == as_pairs(
+                    dict(enumerate(np.unique(at_ns, return_counts=True)))
+                )
+        for one in ways:
+            assert {i: one.of(i).tolist() for i in tokens} == tokens
+
+
 @pytest.mark.parametrize("kind", ["by arrival", "stages"])
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 1_000])
 def test_token_times_on_disk_read_in_batches_are_those_of_each_request(
@@ -173,3 +237,26 @@ def test_token_times_on_disk_read_in_batches_are_those_of_each_request(
         name: column.tolist() for name, column in whole.stints().items()
     }
     assert found.bursts is None
+
+
+def test_micro_batches_of_an_engine_that_was_replaced_are_counted_on():
+    # Engine 0 was replaced once; engine 1 has no pipeline.
+    piped, plain = some_run("stages").steps(), some_run("plain").steps()
+    table = ClusterSteps([piped, plain, piped], [0, 1, 0])
+    assert table.num_rows == 2 * piped.num_rows + plain.num_rows
+    order = np.lexsort((
+        np.repeat([0, 1, 2], [piped.num_rows, plain.num_rows, piped.num_rows]),
+        np.concatenate([piped["start_ns"], plain["start_ns"], piped["start_ns"]]),
+    ))  # fmt: skip
+    own = piped[MICRO_BATCH]
+    num = int(own.max()) + 1
+    later = np.where(own < 0, own, own + num)
+    expected = np.concatenate([own, np.zeros(plain.num_rows, dtype=np.int64), later])[order]
+    assert num > 1
+    assert table[MICRO_BATCH].tolist() == expected.tolist()
+    engine = np.repeat([0, 1, 0], [piped.num_rows, plain.num_rows, piped.num_rows])[order]
+    assert table["engine"].tolist() == engine.tolist()
+    for start, stop in ((0, 5), (7, 31), (40, table.num_rows)):
+        part = table.rows(start, stop)
+        for name in table:
+            assert part[name].tolist() == table[name][start:stop].tolist(), name
