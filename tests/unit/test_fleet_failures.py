@@ -26,7 +26,7 @@ from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.offer import Column, Offer, column, loads
 from schedlab.sim.drive.processes import Processes
-from schedlab.sim.drive.retries import as_received
+from schedlab.sim.drive.retries import Retries, as_received
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.columns import REJECTED
@@ -463,3 +463,85 @@ def test_requests_that_an_engine_loses_are_sent_on_in_order_of_their_arrival():
     router = Notes()
     simulate(work, Failures(outages=(Outage(0, 5_000, 900_000),)), router=router)
     assert router.sent == [*ids, *ids]
+
+
+class Outside:
+    """Stands in for a fleet: notes what is asked of its clock, and takes nobody unless it may."""
+
+    def __init__(self, now_ns):
+        self.now_ns, self.takes, self.expected = now_ns, False, True
+        self.timed, self.resumed, self.gone, self.turned_away = [], [], [], []
+        self.clock = SimpleNamespace(
+            at=lambda wait_ns, kind, then: self.timed.append((wait_ns, then))
+        )
+        self.sessions = SimpleNamespace(rejected=lambda state: None)
+        self.arrivals = {i: arrival(i, 20, 5, 30 + i) for i in range(9)}
+        self.logs = [(index, self.log(index)) for index in range(3)]
+
+    def log(self, index):
+        return SimpleNamespace(reject=lambda *told: self.turned_away.append((index, *told)))
+
+    def resume(self, state):
+        if self.takes:
+            self.resumed.append(state.id)
+        return self.takes
+
+    def expects(self, *roles):
+        return self.expected
+
+    def request_is_gone(self, state, now_ns):
+        self.gone.append((state.id, now_ns))
+
+    def state(self, number):
+        return RequestState(self.arrivals[number].request)
+
+
+def test_request_without_an_engine_waits_until_its_deadline_and_no_longer():
+    fleet = Outside(now_ns=70)
+    retries = Retries(fleet)
+    retries.deadline_ns = 100
+    first, second = fleet.state(1), fleet.state(2)
+    retries.lost(first, SimpleNamespace(index=2))
+    retries.park(second)
+    assert retries.num_parked == 2
+    # They came at 20, and may wait until 120.
+    assert [wait_ns for wait_ns, _ in fleet.timed] == [50, 50]
+    fleet.now_ns, fleet.takes = 110, True
+    retries.send_parked()
+    assert (fleet.resumed, retries.num_parked) == ([1, 2], 0)
+    fleet.timed[0][1](None)  # it is served by then
+    assert fleet.turned_away == []
+    fleet.takes = False
+    retries.park(first)
+    fleet.now_ns = 120
+    fleet.timed[-1][1](None)
+    late = "no engine took it before its deadline"
+    assert fleet.turned_away == [(2, first, 31, late)], "with the engine that lost it"
+    retries.park(second)  # just too late
+    assert fleet.turned_away[1:] == [(0, second, 32, late)], "nobody had it"
+    assert fleet.gone == [(1, 120), (2, 120)]
+    assert retries.num_parked == 0
+
+
+def test_requests_without_an_engine_are_given_up_when_none_is_to_come():
+    fleet = Outside(now_ns=70)
+    retries = Retries(fleet)
+    retries.most = 2
+    first, second = fleet.state(1), fleet.state(2)
+    retries.lost(first, SimpleNamespace(index=1))
+    retries.lost(second, SimpleNamespace(index=0))
+    assert (fleet.timed, retries.num_parked) == ([], 2)
+    fleet.expected = False
+    retries.give_up_if_nobody_comes()
+    assert fleet.turned_away == [
+        (1, first, 31, "no engine is left"), (0, second, 32, "no engine is left")
+    ]  # fmt: skip
+    fleet.takes = True
+    for times in (2, 3):
+        retries.lost(first, SimpleNamespace(index=2))
+        told = [(2, first, 31, "it lost its engine 3 times")] if times == 3 else []
+        assert fleet.turned_away[2:] == told
+    assert fleet.resumed == [1]
+    assert [(loss.id, loss.engine, loss.at_ns) for loss in retries.losses] == [
+        (1, 1, 70), (2, 0, 70), (1, 2, 70), (1, 2, 70)
+    ]  # fmt: skip
