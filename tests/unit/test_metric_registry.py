@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -143,6 +144,19 @@ def test_own_metric_is_described_by_its_attributes_or_by_defaults():
     assert told.definition.startswith("the output tokens of a request")
     plain = metric_named("tests.own_metrics:requests_served")
     assert (plain.axis, plain.better, plain.scale) == ("requests served", "lower", 1.0)
+
+
+def test_own_metric_is_found_by_its_name_as_it_is_written(monkeypatch):
+    module = ModuleType("written_as_it_is")
+
+    def P99_of_Mine(run):  # noqa: N802 - a name with capitals
+        return 7.0
+
+    module.P99_of_Mine = P99_of_Mine
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert metric_named("written_as_it_is:P99_of_Mine").of(None) == 7.0
+    with pytest.raises(SpecError, match="no function 'p99_of_mine'"):
+        metric_named("written_as_it_is:p99_of_mine")
 
 
 def test_metric_of_another_module_that_is_called_alike_is_refused_and_its_own_is_not():

@@ -191,6 +191,20 @@ def test_ltr_promotes_the_idle_for_a_quantum():
     assert got == [{0: 2}, *8 * [{0: 1}], {1: 2}, *8 * [{1: 1}]]
 
 
+def test_ltr_promises_one_step_to_who_came_while_nothing_ran():
+    # It counts idle iterations from the next one that it is told of.
+    policy = registry.make("ltr", starvation_threshold=5)
+    policy.on_start(SimpleNamespace(running=()))
+    assert policy.horizon(None) == (FOREVER, FOREVER)
+    policy.on_arrival(RequestState(arrival(3, predicted_tokens=2.0).request), 0)
+    assert policy.horizon(None) == (1, FOREVER)
+    plan = BatchPlan((), (), (), (), (), (), 0, "leave", False, 1, FOREVER, 0, tuple)
+    policy.on_tokens(plan, 2, 100)
+    assert policy.horizon(None) == (5, FOREVER)
+    policy.on_tokens(plan, 3, 200)
+    assert policy.horizon(None) == (2, FOREVER)
+
+
 def test_ltr_without_its_rule_starves_the_long_and_with_it_does_not():
     work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 10.0})
     assert served("ltr", work, starvation_threshold=None)[-1] == 1

@@ -13,7 +13,7 @@ class Answers:
 
     def __init__(self):
         self.now_ns = 10
-        self.said = "first"
+        self.said, self.part = "first", 0
         self.kv = SimpleNamespace(
             free_blocks=6, grows=True, num_evictions=4, rollback=lambda: None,
             blocks_before_eviction=lambda: self.blocks_before_eviction,
@@ -31,7 +31,7 @@ class Answers:
 
     def make_plan(self):
         self.kv.num_evictions += self.evicts
-        said = (self.said, *[()] * 8)
+        said = tuple(self.said if place == self.part else () for place in range(9))
         return SimpleNamespace(decision=lambda: said, max_steps=3, until_ns=50, **self.planned)
 
     def blame(self, what):
@@ -74,6 +74,15 @@ def test_promise_is_held_to_until_time_events_or_memory_end_it(change, held):
         part, _, leaf = name.rpartition(".")
         setattr(getattr(engine, part) if part else engine, leaf, value)
     assert is_held(engine, check) is held
+
+
+@pytest.mark.parametrize("part", range(9))
+def test_promise_is_of_each_part_of_a_decision(part):
+    engine = Answers()
+    engine.part = part
+    check = PromiseCheck(engine)
+    check.make_plan()
+    assert is_held(engine, check)
 
 
 @pytest.mark.parametrize(("kept", "held"), [(0, True), (1, True), (2, False)])

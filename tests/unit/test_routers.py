@@ -411,6 +411,13 @@ def test_least_of_an_offer_is_that_of_its_engines_one_by_one(weight):
             assert found == min(range(6), key=lambda i: (loads[i], (i - start) % 6))
 
 
+def test_round_robin_goes_on_behind_the_last_when_engines_come_and_go():
+    router = registry.make("round_robin")
+    three, four, two = (engines(num_running=range(n)) for n in (3, 4, 2))
+    asked = [three, three, three, three, four, four, four, two, two, four]
+    assert [router.route(None, those) for those in asked] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+
+
 @pytest.mark.skipif(core.running() != "python", reason="compiled code takes no stand-ins")
 def test_columns_of_an_offer_are_what_each_of_its_engines_says():
     names = (
