@@ -26,6 +26,21 @@ from tests.unit.test_policies_ordering import rival_stream, served
 SLAI = {"token_budget": 8, "tbt_s": 6e-6, "dynamic_offset": False, "offset": 1}
 
 
+@pytest.mark.parametrize(("later_ns", "steps"), [(0, 2), (1, 3)])
+def test_slai_serves_a_decode_at_the_very_time_at_which_it_is_due(later_ns, steps):
+    # A prompt of another request takes the whole budget of each step, until the decode is due.
+    def run_with(tbt_ns):
+        work = [arrival(0, prompt=2, output=3), arrival(1, 500, prompt=60, output=1)]
+        return batches("slai", work, limits(), **{**SLAI, "offset": 0, "tbt_s": tbt_ns / 1e9})
+
+    _, log = run_with(10**9)
+    starts_ns = log.steps()["start_ns"].tolist()
+    assert log.steps()["prefill_tokens"].tolist()[:5] == [2, 8, 8, 8, 8]
+    got, _ = run_with(starts_ns[3] - log.token_times(0)[0] + later_ns)
+    assert got[1 : 1 + steps] == [{1: 8}] * steps
+    assert got[1 + steps] == {0: 1, 1: 7}
+
+
 def test_slai_delays_a_decode_until_its_last_schedulable_time():
     # After the first step (1080 ns) request 0 may wait until 1080 + 6000 - 1 * 1080 = 6000 ns.
     work = [arrival(0, prompt=4, output=4), arrival(1, prompt=60, output=1)]

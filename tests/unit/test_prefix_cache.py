@@ -34,6 +34,18 @@ def finish(kv, state, comes_back=False):
     state._computed = 0
 
 
+def test_cache_knows_the_names_of_its_full_blocks_and_no_others():
+    kv = PrefixCachingKVCache(8, 4)
+    state = request(0, 14, (3, 4, 5))
+    admit(kv, state)
+    assert [name for name in range(9) if kv.knows(name)] == [3, 4, 5]
+    finish(kv, state)
+    assert [name for name in range(9) if kv.knows(name)] == [3, 4, 5]
+    admit(kv, request(1, 4 * 7, tuple(range(20, 27))))  # of all eight blocks one is left
+    kv.blocks_before_eviction()  # lets go of what was only counted
+    assert [name for name in range(30) if kv.knows(name)] == [3, *range(20, 27)]
+
+
 def test_second_request_shares_the_full_blocks_of_an_equal_prefix():
     kv = PrefixCachingKVCache(10, BLOCK)
     first, second = request(0, 10, (1, 2)), request(1, 11, (1, 3))
