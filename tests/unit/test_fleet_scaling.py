@@ -10,8 +10,9 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.cluster import Link
 from schedlab.experiments.specification.failures import StartUp
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies.autoscalers import registry
+from schedlab.policies.autoscalers import dynamo_planner, registry
 from schedlab.policies.autoscalers.autoscaler import Autoscaler
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive import scaling
 from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.fleet import Fleet
@@ -100,6 +101,26 @@ def test_planner_lowers_the_load_of_prompts_that_are_sooner_than_expected(ttft_m
     answers = [Answer(99, 1, ttft_ms, 0.0, True)]
     found = planner.num_engines(pool(one, role="prefill", came=came, answers=answers))
     assert found == asked
+
+
+def test_planner_asks_what_a_lone_prompt_takes_and_a_batch_of_equal_contexts():
+    asked = []
+
+    def step_ns(shape):
+        asked.append(shape)
+        return 3_000_000
+
+    one = engine(step_ns=step_ns)
+    assert dynamo_planner._prompt_ms(one, 99.6) == 3.0
+    assert dynamo_planner._prompt_ms(one, 0.2) == 3.0
+    assert dynamo_planner._step_ms(one, 7, 120.4) == 3.0
+    assert asked == [
+        BatchShape(0, 0, 0, ((100, 0),), rows_sampled=1, num_running=1),
+        BatchShape(0, 0, 0, ((1, 0),), rows_sampled=1, num_running=1),
+        BatchShape(
+            7, 840, 120, rows_sampled=7, num_running=7, decode_context_min_tokens=120
+        ),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("itl_ms", [2.0, 3.0, 9.5, 17.0, 18.5, 400.0])

@@ -9,6 +9,7 @@ from schedlab.policies import registry
 from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState, Session, Status
 from tests import laws, sessions
 
@@ -281,6 +282,34 @@ def test_infercept_keeps_until_having_it_back_would_have_wasted_as_much(tiers, k
     laws.run(policy, work, with_tiers(*tiers), cost=COST)
     assert until[0] == kept_ns
     assert until[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunks"),
+    [
+        (1, [(1, 0)]),
+        (16, [(16, 0)]),
+        (17, [(16, 0), (1, 16)]),
+        (39, [(16, 0), (16, 16), (7, 32)]),
+    ],
+)
+def test_recomputing_is_priced_by_steps_of_the_budget_each_behind_those_before(prompt, chunks):
+    asked = []
+
+    def estimate_step_ns(shape):
+        asked.append(shape)
+        return 10 ** len(asked)
+
+    policy = registry.make("infercept")
+    config = SimpleNamespace(max_num_batched_tokens=16, kv_tiers=())
+    policy.on_start(SimpleNamespace(config=config, estimate_step_ns=estimate_step_ns))
+    state = RequestState(laws.arrival(0, prompt=prompt).request)
+    took_ns = sum(10 ** (i + 1) for i in range(len(chunks)))
+    assert policy.recompute_ns(state) == took_ns
+    assert asked == [BatchShape(0, 0, 0, (chunk,), rows_sampled=0) for chunk in chunks]
+    assert policy.reload_ns(state) == FOREVER
+    asked.clear()
+    assert policy.restore_ns(state) == took_ns
 
 
 @pytest.mark.parametrize(("bytes_per_s", "saved_ns"), [(1e9, 55), (1e7, 100)])

@@ -91,9 +91,17 @@ class Anonymous(LinearCost):
         return {"object": "without a name"}
 
 
+class OneMore(LinearCost):
+    """Prices a step more than it is asked for."""
+
+    def step_ns(self, shape, k=1):
+        return super().step_ns(shape, k + (k > 1))
+
+
 BAD_MODELS = [
     (Floats, "takes_time", "is float, not int"),
     (FreeOfCharge, "takes_time", "a step takes 0 ns"),
+    (OneMore, "takes_time", "step_ns gives 121 times, not 120"),
     (FrozenContext, "prices_many_steps_as_single_ones", "step 1 takes .* alone and"),
     (Warming, "answers_alike", "the same step takes"),
     (Cached, "hands_out_fresh_lists", "changes the model"),
