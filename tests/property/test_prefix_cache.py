@@ -1,7 +1,9 @@
 """A prefix cache of runs does what one of single blocks does, block by block."""
 
 from collections import Counter
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,8 +108,8 @@ def state_of(request_id, ids, generated=0):
     return state
 
 
-@given(acts=acts(), num_blocks=st.integers(100, 300))
-def test_cache_of_runs_does_what_a_cache_of_blocks_does(acts, num_blocks):
+def require_same(acts, num_blocks):
+    """Let both do the same, and compare them after each act."""
     runs, blocks = PrefixCachingKVCache(num_blocks, 1), BlockByBlock(num_blocks)
     resident, waiting = [], []
     for i, (what, ids, generated, which) in enumerate(acts):
@@ -150,6 +152,23 @@ def test_cache_of_runs_does_what_a_cache_of_blocks_does(acts, num_blocks):
             for key in range(run.key, run.key + run.count)
         )
         assert of_runs == named
+
+
+@given(acts=acts(), num_blocks=st.integers(100, 300))
+def test_cache_of_runs_does_what_a_cache_of_blocks_does(acts, num_blocks):
+    require_same(acts, num_blocks)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cache_of_runs_that_is_short_of_blocks_does_what_a_cache_of_blocks_does(seed):
+    # Short documents that are cut anywhere, of which a third is planned otherwise.
+    draw, acts = Random(seed), []
+    for _ in range(60):
+        document, shared, own = 100 * draw.randrange(2), draw.randrange(12), draw.randrange(5)
+        other = 1_000 * draw.randrange(3, 6) + shared
+        ids = (*range(document, document + shared), *range(other, other + own))
+        acts.append((draw.randrange(4), ids, draw.randrange(1, 6), draw.randrange(3)))
+    require_same(acts, draw.randrange(20, 50))
 
 
 @given(st.lists(st.one_of(sequences(), st.lists(st.integers(-99, 99)).map(tuple)), max_size=3))
