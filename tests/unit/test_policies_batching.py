@@ -313,6 +313,26 @@ def test_magnus_prices_a_batch_at_the_mean_context_of_its_answers():
     assert policy._serving_time_ns(2, 100, 10.0) == 1000 + 10 * 2 * 105
 
 
+def test_magnus_ratio_is_of_the_mean_wait_and_the_longest_of_those_who_wait(monkeypatch):
+    policy, asked = registry.make("magnus"), []
+    policy._view = SimpleNamespace(now_ns=1_000)
+
+    def takes_ns(size, longest, last):
+        asked.append((size, longest, last))
+        return 260.0
+
+    monkeypatch.setattr(policy, "_serving_time_ns", takes_ns)
+    waiting = [
+        RequestState(arrival(i, at_ns, prompt, 9, predicted_tokens=predicted).request)
+        for i, (at_ns, prompt, predicted) in enumerate(
+            ((200, 4, 7.0), (600, 9, 3.0), (880, 5, 2.5))
+        )
+    ]
+    # They have waited for 800, 400 and 120 ns: 440 in the mean.
+    assert policy._response_ratio(waiting) == 1 + 440 / 260
+    assert asked == [(3, 9, 7.0)]
+
+
 def wasted(batch, state):
     """Return what a batch reads for nothing, member by member, with one more request."""
     members = [*batch.members.values(), state]
