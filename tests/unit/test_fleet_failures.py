@@ -465,6 +465,22 @@ def test_requests_that_an_engine_loses_are_sent_on_in_order_of_their_arrival():
     assert router.sent == [*ids, *ids]
 
 
+@pytest.mark.parametrize(
+    ("outages", "up_again_ns"),
+    [
+        ([(500, 6_000)], 6_500),
+        ([(500, 6_000), (2_000, 1_000)], 6_500),  # one within the other
+        ([(500, 6_000), (2_000, 9_000)], 11_000),  # or beyond it
+        ([(2_000, 9_000), (500, 6_000), (3_000, 10)], 11_000),
+    ],
+)
+def test_engine_that_is_down_for_several_reasons_is_up_when_the_last_is_over(outages, up_again_ns):
+    failures = Failures([Outage(0, at_ns, for_ns) for at_ns, for_ns in outages])
+    log = simulate([arrival(i, 700 * i, 20, 4) for i in range(30)], failures)
+    down_ns = min(at_ns for at_ns, _ in outages)
+    assert log.places[0].served == (Span(0, down_ns), Span(up_again_ns, -1))
+
+
 class Outside:
     """Stands in for a fleet: notes what is asked of its clock, and takes nobody unless it may."""
 

@@ -108,6 +108,25 @@ def test_client_sees_tokens_after_the_engine_made_them():
     assert metrics["mean_ttft_ms"] == pytest.approx(seen_ms.mean())
 
 
+def test_columns_of_a_front_end_are_of_prompts_and_of_both_ends_of_an_answer():
+    # A millisecond for ten prompt tokens, and one for each token that comes out of a step.
+    frontend = Frontend(prompt_token_s=1e-4, output_token_s=1e-3)
+    ms = 1_000_000
+    requests = {
+        "arrival_ns": np.array([0, 5, 7]) * ms, "prompt_tokens": np.array([30, 10, 20]),
+        "generated_tokens": np.array([700, 900, 800]),
+        "first_token_ns": np.array([20 * ms, 30 * ms, -1]),
+        "finish_ns": np.array([50 * ms, 40 * ms, -1]),
+    }  # fmt: skip
+    counts = np.array([20, 30, 40, 50]) * ms, np.array([1, 2, 3, 4])
+    found = frontend.columns(requests, counts)
+    assert {name: (column / ms).tolist() for name, column in found.items()} == {
+        "received_ns": [3, 6, 9],
+        "first_token_seen_ns": [21, 32, -1 / ms],
+        "finish_seen_ns": [54, 43, -1 / ms],
+    }
+
+
 def test_without_a_front_end_nothing_says_that_there_could_be_one():
     result = run(spec())
     assert not {"received_ns", "first_token_seen_ns", "finish_seen_ns"} & set(result.requests)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.result import RunResult
 from tests.hand_log import HandLog
 
@@ -306,3 +307,15 @@ def test_loss_at_the_tail_is_of_the_slowest_hundredth():
     }  # fmt: skip
     result.log._preemptions = lost
     assert result.metric("preemption_loss_at_tail") == pytest.approx(9 / (199 + 200 + 201))
+
+
+def test_tokens_within_a_time_count_from_the_first_arrival_measured():
+    # Tokens at 100, 200, 300 (two), 500 and 700 ms; of the second class at 300 and 500 ms.
+    def told(ms, only):
+        run = run_of(arrival_ns=[50 * MS, 100 * MS, 200 * MS]).observation()
+        if only is not None:
+            run = run.only(run.column("id") == only)
+        return metric_named(f"tokens_within(seconds={ms / 1e3})").of(run)
+
+    assert [told(ms, None) for ms in (49, 50, 250, 449, 450, 650)] == [0, 1, 4, 4, 5, 6]
+    assert [told(ms, 1) for ms in (199, 200, 399, 400)] == [0, 1, 1, 2]

@@ -58,3 +58,15 @@ def test_most_where_prices_never_fall_and_one_is_too_dear_asks_no_further():
     price_ns = Prices(range(10, 10_011))
     assert _most(10_000, price_ns, 9, True) == 0
     assert price_ns.asked == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_guess_says_nothing_where_prices_may_fall(seed):
+    draw = random.Random(seed)
+    for _ in range(40):
+        limit = draw.randrange(1, 30)
+        times_ns = [0, *(draw.randrange(20) for _ in range(limit))]
+        budget_ns = draw.randrange(20)
+        without = _most(limit, Prices(times_ns), budget_ns)
+        for guess in range(limit + 2):
+            assert _most(limit, Prices(times_ns), budget_ns, False, guess) == without
