@@ -12,6 +12,10 @@ from schedlab.experiments.specification.failures import StartUp
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.autoscalers import dynamo_planner, registry
 from schedlab.policies.autoscalers.autoscaler import Autoscaler
+from schedlab.policies.migrators import registry as migrators
+from schedlab.policies.migrators.migrator import Migrator
+from schedlab.policies.routers import registry as routers
+from schedlab.policies.routers.router import Router
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive import scaling
 from schedlab.sim.drive.clock import Clock
@@ -88,6 +92,61 @@ def test_planner_divides_the_load_by_what_an_engine_does_within_its_targets():
     # Half an answer is in memory in the mean; with all of it 8 would fit, and 900 need two.
     nine = pool(one, role="decode", came=came[:135], answers=answers)
     assert planner.num_engines(nine) == 1
+
+
+def test_planner_goes_by_prompts_that_came_and_answers_that_went():
+    # 20 prompts of 99 tokens a second, of which an engine does half; others were answered.
+    planner = registry.make("dynamo_planner")
+    one = engine(step_ns=lambda shape: 1_000_000 * (1 + shape.num_new_tokens))
+    came = [SimpleNamespace(prompt_tokens=99)] * 300
+    for prompt_tokens in (1, 99, 5_000):
+        answers = [Answer(prompt_tokens, 1, 100.0, 0.0, True)]
+        assert planner.num_engines(pool(one, role="prefill", came=came, answers=answers)) == 2
+
+
+class PoolsOfTwo(Autoscaler):
+    """Takes one more than it is called with."""
+
+    def num_engines(self, pool, other):
+        return 1
+
+
+class PairsOfNothing(Migrator):
+    """Takes nothing."""
+
+    def pairs(self):
+        return []
+
+
+class VictimOfTwo(Migrator):
+    """Takes one more than it is called with."""
+
+    def pairs(self, engines):
+        return []
+
+    def victim(self, states, other):
+        return 0
+
+
+class RoutesBlindly(Router):
+    """Takes no engines."""
+
+    def route(self, request):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (registry.make, "PoolsOfTwo", r"num_engines\(\) is called with the pool, and takes"),
+        (migrators.make, "PairsOfNothing", r"pairs\(\) is called with one list, and takes"),
+        (migrators.make, "VictimOfTwo", r"victim\(\) is called with one list, and takes"),
+        (routers.make, "RoutesBlindly", r"route\(\) is called with a request and the engines"),
+    ],
+)
+def test_class_of_a_fleet_that_cannot_be_called_is_refused_when_it_is_made(make, name, message):
+    with pytest.raises(SpecError, match=message):
+        make(f"{__name__}:{name}")
 
 
 @pytest.mark.parametrize(
