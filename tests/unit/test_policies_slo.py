@@ -11,6 +11,7 @@ import pytest
 from schedlab.policies import Policy, registry
 from schedlab.policies.credits import Credits
 from schedlab.policies.qoserve import _Lengths
+from schedlab.policies.virtual_batch import VirtualBatch
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -20,7 +21,7 @@ from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import RequestState, Slo, Status
 from tests import laws
 from tests.laws import LinearCost, arrival
-from tests.traced import Recorder, batches, limits
+from tests.traced import AsksOnce, Recorder, batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
 SLAI = {"token_budget": 8, "tbt_s": 6e-6, "dynamic_offset": False, "offset": 1}
@@ -594,6 +595,23 @@ def test_credits_of_equal_targets_let_all_run_always_unless_one_is_preempted(gon
     told = rf"{granted} run, and it says \(False, True\)".replace("[", r"\[")
     with pytest.raises(PolicyError, match=told):
         laws.run(PreemptsThenGrants(gone, 0.002), work, limits())
+
+
+@pytest.mark.parametrize("own_targets_s", [(), (2e-6, 9e-6), (9e-6, 2e-6), (1e-6, 9e-6)])
+def test_virtual_batch_is_held_to_the_tightest_target_of_its_members_or_the_common_one(
+    own_targets_s,
+):
+    # A step of two of them takes 1.0 us and some ns; the common target is shorter.
+    class Asks(AsksOnce):
+        def answer(self, view, builder):
+            credits = Credits(1e-7)
+            credits.own_targets_s = dict(zip(view.running, own_targets_s, strict=False))
+            return f"in time: {VirtualBatch(view, credits).is_in_time(1.0)}"
+
+    work = [arrival(i, prompt=2, output=9) for i in range(2)]
+    in_time = bool(own_targets_s) and min(own_targets_s) > 1.1e-6
+    with pytest.raises(PolicyError, match=f"in time: {in_time}"):
+        laws.run(Asks(8), work, limits())
 
 
 def test_credits_before_anybody_decodes_let_a_newcomer_with_a_loose_target_run():
