@@ -186,6 +186,15 @@ def test_hook_of_admission_that_an_object_has_of_its_own_is_asked():
     assert np.argsort(first_ns).tolist() == [2, 1, 0]
 
 
+def test_request_that_can_never_run_is_listed_with_its_true_length_and_no_token():
+    work = [arrival(0, 5, prompt=150, output=70), arrival(1, 9, prompt=5, output=2)]
+    rows = laws.run(Fcfs(), work, CONFIG).requests()
+    assert rows["output_tokens"].tolist() == [70, 2]
+    assert rows["generated_tokens"].tolist() == [0, 2]
+    assert rows["arrival_ns"].tolist() == [5, 9]
+    assert rows["finish_ns"][0] == -1
+
+
 def test_policy_that_preempts_for_ever_is_stopped():
     class Thrash(ContinuousBatching):
         """Evicts everyone at every other step, before any token comes out."""
