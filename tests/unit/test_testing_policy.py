@@ -438,3 +438,13 @@ def test_guard_names_what_a_hook_adds_removes_and_changes(does, fault):
     else:
         with pytest.raises(AssertionError, match=fault):
             guard.key(asked, 5)
+
+
+def test_policy_is_tried_on_cases_of_the_seed_that_is_given(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        policy_laws, "random_cases", lambda seed, num_cases: drawn.append((seed, num_cases)) or ()
+    )
+    check_policy(ContinuousBatching, seed=7, num_cases=3)
+    check_policy(ContinuousBatching)
+    assert drawn == [(7, 3), (0, 20)]
