@@ -34,6 +34,7 @@ from schedlab.sim.hardware.memory import memory_budget
 from schedlab.sim.hardware.models import model, model_names
 from schedlab.sim.hardware.stage import stage_weight_bytes, stages
 from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.metrics.step_lengths import StepLengths
 from schedlab.sim.metrics.step_totals import step_totals
 from schedlab.sim.record import columns
 from schedlab.sim.record import log as logs
@@ -586,3 +587,39 @@ def test_line_of_the_key_is_told(tmp_path):
     )
     with pytest.raises(SpecError, match=r"spec.yaml:4: engine.pipeline_parallel_size"):
         load_spec(path)
+
+
+def test_batch_in_the_pipeline_that_lacks_one_of_its_decodes_breaks_conservation():
+    config = EngineConfig(num_blocks=100, max_model_len=100, pipeline_parallel_size=2)
+    engine = PipelinedEngine(config, registry.make("fcfs"), PipelineExecutor(Pricing(StagedCost())))
+    for i in range(3):
+        engine.submit(arrival(i, 0, 5, 9), 0)
+    engine.begin(0)  # all three prompts
+    engine.commit()
+    engine.begin(engine.now_ns)
+    (away,) = engine.requests.in_pipeline.batches
+    laws.check_conservation(engine)
+    away.decodes.leave(next(iter(away.decodes.members.values())))
+    with pytest.raises(AssertionError, match="a request in flight is in no phase"):
+        laws.check_conservation(engine)
+
+
+def test_steps_of_a_pipeline_count_from_the_end_of_the_one_before_also_in_the_next_part():
+    # Engines 0 and 1 by turns; a step begins while the one before it on its engine is away.
+    table = {
+        "start_ns": np.array([10, 12, 15, 20, 40, 42]),
+        "end_ns": np.array([30, 25, 45, 44, 60, 70]),
+        "engine": np.array([0, 1, 0, 1, 0, 1]),
+        "stage_0_ns": np.ones(6, dtype=np.int64),
+    }
+    starts = [10, 12, 30, 25, 45, 44]
+    for size in (1, 2, 3, 4, 6):
+        lengths, found = StepLengths(), []
+        for first in range(0, 6, size):
+            part = {name: column[first : first + size] for name, column in table.items()}
+            found += lengths.starts_ns(part).tolist()
+        assert found == starts, size
+    took = StepLengths().of(table).tolist()
+    assert took == (table["end_ns"] - starts).tolist()
+    del table["stage_0_ns"]
+    assert StepLengths().starts_ns(table).tolist() == table["start_ns"].tolist()
