@@ -413,6 +413,30 @@ def test_queued_batches_say_what_going_through_their_members_says(seed, monkeypa
     assert len(opened) > 8
 
 
+@pytest.mark.parametrize(
+    ("number", "ratio", "runs"), [(7, 3.0, 7), (7, 2.0, 5), (3, 2.0, 3), (3, 1.9, 5)]
+)
+def test_magnus_runs_a_batch_that_waits_before_one_that_has_begun_if_its_ratio_is_higher(
+    number, ratio, runs
+):
+    policy = registry.make("magnus")
+    begun, waits = (RequestState(arrival(i, prompt=4).request) for i in (5, number))
+    batches_of = []
+    for state in (begun, waits):
+        batch = QueuedBatch(state)
+        batch.members[state.id], batch.size = state, 1
+        batches_of.append(batch)
+    policy._started.append(batches_of[0])
+    policy._queued = SimpleNamespace(
+        note_started=lambda batch: None,
+        highest_response_ratio=lambda now_ns, takes_ns: (ratio, batches_of[1]),
+    )
+    policy._response_ratio = lambda waiting: 2.0
+    policy._admit = lambda waiting, builder: [state.id for state in waiting]
+    assert policy._form(SimpleNamespace(now_ns=0), None) == [runs]
+    assert policy._chosen is batches_of[1], "it is looked at again, should it be the next"
+
+
 def test_queued_batches_equally_due_run_by_who_came_first():
     queued = QueuedBatches()
     for number in (5, 3, 4):
