@@ -309,6 +309,11 @@ def test_loss_at_the_tail_is_of_the_slowest_hundredth():
     assert result.metric("preemption_loss_at_tail") == pytest.approx(9 / (199 + 200 + 201))
 
 
+def test_total_throughput_counts_prompts_of_those_who_were_answered():
+    # Prompts of 10 and 20 tokens, six tokens of answers, 0.7 s; 30 tokens were turned away.
+    assert run_of().metric("total_token_throughput") == pytest.approx(36 / 0.7)
+
+
 def test_tokens_within_a_time_count_from_the_first_arrival_measured():
     # Tokens at 100, 200, 300 (two), 500 and 700 ms; of the second class at 300 and 500 ms.
     def told(ms, only):
