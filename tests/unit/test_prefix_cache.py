@@ -46,6 +46,21 @@ def test_cache_knows_the_names_of_its_full_blocks_and_no_others():
     assert [name for name in range(30) if kv.knows(name)] == [3, *range(20, 27)]
 
 
+def test_block_that_is_lost_or_held_twice_is_found_by_the_check():
+    kv = PrefixCachingKVCache(8, 4)
+    state = request(0, 14, (3, 4))
+    admit(kv, state)
+    kv.check([state])
+    for other in (7, 9):
+        kv.num_blocks = other
+        with pytest.raises(AssertionError, match=rf"8 blocks free or held of {other}"):
+            kv.check([state])
+    kv.num_blocks = 8
+    kv.shared_tokens += 4
+    with pytest.raises(AssertionError, match="4 shared tokens kept, 0"):
+        kv.check([state])
+
+
 def test_second_request_shares_the_full_blocks_of_an_equal_prefix():
     kv = PrefixCachingKVCache(10, BLOCK)
     first, second = request(0, 10, (1, 2)), request(1, 11, (1, 3))
