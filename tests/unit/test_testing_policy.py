@@ -18,7 +18,7 @@ from schedlab.sim.request import RequestState
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
 from schedlab.testing import policy as policy_laws
 from schedlab.testing.policy import KeyWatch, _Guard
-from tests.laws import arrival
+from tests.laws import LinearCost, arrival
 
 HERE = __name__
 
@@ -448,3 +448,9 @@ def test_policy_is_tried_on_cases_of_the_seed_that_is_given(monkeypatch):
     check_policy(ContinuousBatching, seed=7, num_cases=3)
     check_policy(ContinuousBatching)
     assert drawn == [(7, 3), (0, 20)]
+
+
+def test_case_costs_what_the_laws_cost_unless_it_says_otherwise():
+    case = next(random_cases(0, 1))
+    plain = Case(case.workload, case.limits)
+    assert repr(plain.cost) == repr(LinearCost()) == "LinearCost(1000, 10, 1)"
