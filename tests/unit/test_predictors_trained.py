@@ -13,6 +13,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.predictors import registry
 from schedlab.policies.predictors.forest import Forest
+from schedlab.policies.predictors.forest import features as forest_columns
 from schedlab.policies.predictors.predictor import PredictionInputs
 from schedlab.policies.predictors.prompts import Prompts, prompts
 from schedlab.policies.predictors.serving_time import ServingTime, logarithms
@@ -310,3 +311,30 @@ def test_errors_of_a_prediction_do_not_cancel_and_its_order_is_of_the_true_lengt
     told = _agreement(np.array([1.0, 2.0, 6.0]), np.array([3, 4, 2]))
     assert told["mean_absolute_error_tokens"] == pytest.approx((2 + 2 + 4) / 3)
     assert told["kendall_tau"] == pytest.approx(-1 / 3)
+
+
+def test_columns_of_a_forest_are_length_applications_counts_and_text_in_this_order():
+    asked = Prompts(["Tell me.", "Why?", "x"], np.array([1, 9, 99]), ["code", None, "chat"])
+    text = np.array([[0.5, 0.25], [1.5, 1.25], [2.5, 2.25]], dtype=np.float32)
+    found = forest_columns(asked, ["chat", "code", "mail"], text)
+    assert found.shape == (3, 1 + 3 + len(COUNTS) + 2)
+    assert np.allclose(found[:, 0], np.log([2, 10, 100]))
+    assert found[:, 1:4].tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0]]
+    assert np.allclose(found[:, 4:-2], [counts(one) for one in asked.text])
+    assert found[:, -2:].tolist() == text.tolist()
+    assert forest_columns(asked, [], text).shape == (3, 1 + len(COUNTS) + 2)
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 2, 3, 9])
+def test_serving_time_is_of_the_nearest_weighed_by_how_near_they_are(num_neighbors):
+    rng = stream(3, "batches")
+    seen = logarithms(rng.integers(1, 200, (6, 3)).astype(float))
+    took = np.array([1.0, 20.0, 300.0, 4_000.0, 50_000.0, 600_000.0])
+    scale = np.array([1.0, 2.0, 4.0])
+    estimator = ServingTime(seen, scale, took, num_neighbors)
+    for shape in rng.integers(1, 200, (20, 3)).tolist():
+        away = [math.dist(row / scale, np.log(shape) / scale) for row in seen]
+        near = sorted(range(6), key=away.__getitem__)[:num_neighbors]
+        weights = [1.0 / (away[i] + 1e-9) for i in near]
+        expected = sum(w * took[i] for w, i in zip(weights, near, strict=True)) / sum(weights)
+        assert estimator.estimate_s(*shape) == pytest.approx(expected)
