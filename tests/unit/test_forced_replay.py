@@ -296,12 +296,14 @@ def replayed(profiles):
     return replay
 
 
+@pytest.mark.slow
 def test_every_decision_of_a_recorded_vllm_run_is_reproduced(replayed):
     found = replayed("rtxpro6000")
     assert found.contradictions == []
     assert sum(step.num_times > 0 for step in found.steps) > 450
 
 
+@pytest.mark.slow
 def test_decisions_of_a_memory_bound_vllm_run_are_nearly_all_reproduced(replayed):
     found = replayed("rtx4090")
     assert len(found.contradictions) <= 15
@@ -319,6 +321,7 @@ def test_prompts_priced_one_by_one_cost_what_they_cost_in_real_steps(replayed, n
     assert abs(apart.mean_ms) < 2 * apart.standard_error_ms
 
 
+@pytest.mark.slow
 def test_prompts_priced_as_one_cost_less_than_they_do_in_real_steps(replayed):
     pooled = further_prompt(replayed("rtxpro6000", "cost_model.separate_prefills=false"))
     assert pooled.mean_ms < -5 * pooled.standard_error_ms

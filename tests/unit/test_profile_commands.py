@@ -95,6 +95,7 @@ def test_change_of_one_run_where_there_is_no_other_is_refused(two_runs, option):
     assert f"{option} needs --fitted-on" in done.stderr
 
 
+@pytest.mark.slow
 def test_refit_of_the_shipped_profile_of_a_gpu_gives_its_fit_without_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     shipped = SPEC.parents[1] / "profiles/h200/llama-3-8b/bf16-tp1"
