@@ -155,16 +155,19 @@ def launch_figures(
     again, as a calibration times them, and of sizes that were not met before, as most are in a run.
     """
     timer = StepTimer(eager, config, 0)
-    prompts = range(_PROMPT_TOKENS + 1, _PROMPT_TOKENS + 1 + _REPETITIONS)
-    cases: dict[str, list[list[tuple[int, int]]]] = {
-        f"a step of B={batch} eagerly": [[(1, context - 1)] * batch] * _REPETITIONS,
-        "a step of B=1 eagerly": [[(1, context - 1)]] * _REPETITIONS,
-        f"a prompt of {_PROMPT_TOKENS} tokens": [[(_PROMPT_TOKENS, 0)]] * _REPETITIONS,
-        "prompts of sizes not met before": [[(n, 0)] for n in prompts],
+
+    def again(lengths: list[tuple[int, int]]) -> tuple[list[list[tuple[int, int]]], int]:
+        return [lengths] * _REPETITIONS, WARM_UPS
+
+    new = range(_PROMPT_TOKENS + 1, _PROMPT_TOKENS + 1 + _REPETITIONS)
+    cases = {
+        f"a step of B={batch} eagerly": again([(1, context - 1)] * batch),
+        "a step of B=1 eagerly": again([(1, context - 1)]),
+        f"a prompt of {_PROMPT_TOKENS} tokens": again([(_PROMPT_TOKENS, 0)]),
+        "prompts of sizes not met before": ([[(n, 0)] for n in new], 0),
     }
-    for name, batches in cases.items():
-        # Sizes that are new stay so.
-        times = timer.launch_times(batches, 0 if len(set(map(tuple, batches))) > 1 else WARM_UPS)
+    for name, (batches, warm_ups) in cases.items():
+        times = timer.launch_times(batches, warm_ups)
         yield BenchResult(
             f"launching {name}, host ms", median(times) * 1e3, "",
             smaller_is_better=True, detail=f"{min(times) * 1e3:.2f} to {max(times) * 1e3:.2f} ms",
