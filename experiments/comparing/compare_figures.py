@@ -9,6 +9,7 @@ import numpy as np
 
 from schedlab.experiments.analysis.latencies import latencies_s
 from schedlab.experiments.figures.style import (
+    Look,
     columns_below,
     house_style,
     looks,
@@ -63,8 +64,7 @@ def step_figure(found: Sequence[PointComparison], title: str) -> Figure:
 def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
     """Overlay the latency distributions of both backends, a column a load."""
     loads = list(dict.fromkeys(point.load for point in found))
-    policies = list(dict.fromkeys(point.policy for point in found))
-    look_of = dict(zip(policies, looks(), strict=False))
+    look_of = _looks_of_policies(found)
     handles: dict[str, Line2D] = {}
     with house_style():
         figure = new_figure(4.2 * len(loads) + 0.6, 6.0)
@@ -95,7 +95,7 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
         if any(loads):
             figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         figure.legend(
-            [handles[policy] for policy in policies], policies, ncols=len(policies), fontsize=8,
+            [handles[policy] for policy in look_of], list(look_of), ncols=len(look_of), fontsize=8,
             title="solid measured, dotted simulated", loc="outside lower center",
         )  # fmt: skip
     return figure
@@ -106,8 +106,7 @@ def frontier_figure(found: Sequence[PointComparison], title: str) -> Figure:
     with house_style():
         figure = new_figure(8.4, 3.8)
         left, right = figure.subplots(1, 2)
-        policies = list(dict.fromkeys(point.policy for point in found))
-        for policy, look in zip(policies, looks(), strict=False):
+        for policy, look in _looks_of_policies(found).items():
             here = [point for point in found if point.policy == policy]
             for axes, metric in ((left, "p99_ttft_ms"), (right, "p99_tpot_ms")):
                 for side, fill, line in (
@@ -137,3 +136,9 @@ def frontier_figure(found: Sequence[PointComparison], title: str) -> Figure:
         left.set_title(f"{title}: filled measured, hollow simulated")
         left.legend(fontsize=8)
     return figure
+
+
+def _looks_of_policies(found: Sequence[PointComparison]) -> dict[str, Look]:
+    """Return how each policy is drawn, whatever was measured of the others."""
+    policies = dict.fromkeys(point.policy for point in found)
+    return dict(zip(policies, looks(), strict=False))
