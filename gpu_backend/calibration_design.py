@@ -14,8 +14,8 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.rng import stream
 
-_MANY_TOKENS = 128
-"""So many, and a product of a GPU is bound by its tiles."""
+TILES_TOKENS = (1, 64, 128)
+"""Rows that a tile of a GPU's matrix products may have; 1: none is seen."""
 
 
 class BatchPoint(NamedTuple):
@@ -118,7 +118,8 @@ def design(
             context = min(longest, max(1, blocks // b * config.block_size - 1))
             points.append(BatchPoint("mixed", (context,) * b, ((n, 0),)))
     if buckets:
-        points += [BatchPoint("prefill", (), ((n + 1, 0),)) for n in tokens if n >= _MANY_TOKENS]
+        tile = max(TILES_TOKENS)
+        points += [BatchPoint("prefill", (), ((n + 1, 0),)) for n in tokens if n >= tile]
     rng = stream(seed, "calibration")
     points = [point for point in points if point.fits(config)]
     while num_random > 0:

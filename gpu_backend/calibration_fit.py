@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares, nnls
 
-from schedlab.gpu_backend.calibration_design import batch_kind, token_knots
+from schedlab.gpu_backend.calibration_design import TILES_TOKENS, batch_kind, token_knots
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.profile import (
     FEATURES,
@@ -26,9 +26,6 @@ from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.rng import stream
 
 Floats = npt.NDArray[np.float64]
-
-_TILES_TOKENS = (1, 64, 128)
-"""Rows that a tile of a GPU's matrix products may have; 1: none is seen."""
 
 _UNKNOWN = FitError(0.0, 0.0, 0.0, 0.0, 0)
 _RESAMPLES = 200
@@ -400,10 +397,10 @@ def _fit_regimes(
 ) -> tuple[Regime, Regime | None]:
     """Fit what is launched eagerly, and what is replayed from graphs if anything is."""
     graph = _fit_regime(graphed, buckets=buckets) if graphed else None
-    large = [p for p in eager if step_features(p.shape)["new_tokens"] > max(_TILES_TOKENS)]
+    large = [p for p in eager if step_features(p.shape)["new_tokens"] > max(TILES_TOKENS)]
     if graph is None or not large:
         return _fit_regime(eager), graph
-    regimes = [_fit_regime(eager, tile) for tile in _TILES_TOKENS]
+    regimes = [_fit_regime(eager, tile) for tile in TILES_TOKENS]
     measured_s = np.array([p.seconds for p in large])
 
     def error(regime: Regime) -> float:
