@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST  = $(BIN)/python -m pytest -n auto --dist worksteal
 # Of simulator and policies alone: all of tests/unit but files that import anything else of ours.
 UNIT    = tests/unit $(addprefix --ignore=,$(shell \
-	grep -lE 'schedlab\.(experiments|gpu_backend|traces)|notebook' tests/unit/test_*.py))
+	grep -lE 'schedlab\.(experiments|gpu_backend|traces)|notebook|importorskip..torch' tests/unit/test_*.py))
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
 VLLM   := .venv-vllm

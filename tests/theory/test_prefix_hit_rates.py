@@ -42,6 +42,7 @@ def trace(request):
     return request.param, traces.read(path).prefix.rows()
 
 
+@pytest.mark.slow
 def test_prefix_cache_of_any_size_hits_what_was_published(trace):
     name, rows = trace
     rates = {size: hit_rate(rows, size) for size in RATES[name]}

@@ -315,6 +315,7 @@ def further_prompt(found):
     return next(d for d in found.differences if d.kind == "each further prompt in it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rtx4090", "rtxpro6000"])
 def test_prompts_priced_one_by_one_cost_what_they_cost_in_real_steps(replayed, name):
     apart = further_prompt(replayed(name))

@@ -399,6 +399,7 @@ def test_skew_without_one_of_its_axes_is_refused_by_that_name(tmp_path, gone):
         import_bundle(path, Options())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hardware", "tp", "has_skew"),
     [("RTX4090", 1, False), ("RTXPRO6000", 1, True), ("RTXPRO6000", 2, True)],
@@ -518,6 +519,7 @@ def test_splitwise_names_that_were_not_measured_are_refused(tmp_path):
         import_splitwise(path, "llama2-70b", "a100-80gb", 4)
 
 
+@pytest.mark.slow
 def test_published_vidur_and_splitwise_files_import(tmp_path):
     root = data_folder() / "profiles"
     compute = root / "vidur/compute/a100/meta-llama/Meta-Llama-3-8B/mlp.csv"

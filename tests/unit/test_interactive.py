@@ -46,6 +46,7 @@ def test_every_figure_of_results_is_one_that_plotly_takes(name, swept):
     assert len(found.data) > 0
 
 
+@pytest.mark.slow
 def test_plotly_figure_in_a_notebook_has_a_picture_for_where_no_script_runs(swept, monkeypatch):
     pytest.importorskip("plotly")
     found = interactive(swept.plot.matplotlib.latency_against_rate())

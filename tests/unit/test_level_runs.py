@@ -359,6 +359,7 @@ def machine_at(monkeypatch, of_round):
 ROUNDS = [SLOWER, {"decode_steps": 1.1, "prompt_steps": 1.0, "overhead": 1.0}]
 
 
+@pytest.mark.slow
 def test_comparison_priced_at_the_level_of_its_rounds_holds_where_the_profiles_own_is_off(
     monkeypatch, profile
 ):
@@ -405,6 +406,7 @@ def test_level_runs_on_a_machine_slower_than_its_profile_are_as_large_as_its_run
     assert by_profile.clients[-1] < as_measured[-1]
 
 
+@pytest.mark.slow
 def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monkeypatch, profile):
     machine_at(monkeypatch, ROUNDS)
     monkeypatch.setattr(comparison, "_DRAWS", 6)  # a tenth

@@ -521,6 +521,7 @@ def test_latency_of_a_model_is_that_of_single_prompts_after_a_first_one(monkeypa
     assert found == {"median": 2.0, "p99": pytest.approx(2.98), "num_predictions": 3}
 
 
+@pytest.mark.slow
 def test_network_keeps_the_mean_of_its_newest_steps_each_with_gradients_of_its_own(monkeypatch):
     torch = pytest.importorskip("torch")
     steps = []

@@ -188,6 +188,7 @@ def test_bert_errors_on_a_bad_table_names_the_line(tmp_path, text, message):
         predict("bert_errors", path=str(path))
 
 
+@pytest.mark.slow
 def test_bert_errors_table_in_the_program_is_that_of_the_published_predictions():
     path = data_folder() / "length_prediction" / "vicuna13b_bert_length_classes.csv.gz"
     assert np.array_equal(count_predictions(path), np.array(PREDICTIONS))

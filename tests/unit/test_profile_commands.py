@@ -42,6 +42,7 @@ def test_missing_profile_says_how_to_get_one(monkeypatch):
     assert "schedlab profile import" in done.stderr
 
 
+@pytest.mark.slow
 def test_imported_profile_predicts_a_recorded_run(tmp_path, monkeypatch):
     monkeypatch.setenv("SCHEDLAB_DATA", str(data_folder()))
     imported = schedlab(

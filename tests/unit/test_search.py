@@ -932,6 +932,7 @@ def fleet(**keys):
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_ones():
     asked = fleet(
         find="min cluster.count between 1 and 16 subject to slo_attainment >= 0.9",
@@ -1121,6 +1122,7 @@ def test_rate_beyond_all_measure_is_refused_at_its_key_and_all_at_once_is_not(ke
     assert getattr(spec(math.inf).workload, key) == math.inf
 
 
+@pytest.mark.slow
 def test_search_that_no_setting_survives_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("ours.py").write_text(

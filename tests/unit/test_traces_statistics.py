@@ -97,6 +97,7 @@ def assert_prints_as(value, printed):
     assert value == pytest.approx(float(printed), abs=0.5001 * 10.0**-decimals), printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRIVALS)
 def test_describe_public_trace_reproduces_its_arrival_figures(name):
     stats = described(name)

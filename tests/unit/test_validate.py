@@ -256,6 +256,7 @@ def test_recorded_latencies_are_those_that_were_published(name):
     assert {key: f"{value:.1f}" for key, value in found.items()} == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_unfitted_prediction_is_as_good_as_the_peer_simulator(spec_of, name):
     found = validate(spec_of(name))
