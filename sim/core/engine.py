@@ -55,7 +55,7 @@ class Engine:
     wait_until_ns : int
         If `begin` returned nothing: until when the policy waits at the latest.
     durations_ns : list of int
-        How long each step of the segment took that was committed last.
+        How long each step of the segment took that was committed last, if the policy is told of it.
     num_plans : int
         Calls of `policy.plan` so far.
     cache_is_watched : bool
@@ -360,18 +360,22 @@ class Engine:
         assert segment is not None
         self._segment = None
         requests, plan, steps = self.requests, segment.plan, segment.steps
-        durations_ns = self.durations_ns = steps.durations_ns
+        num_steps = steps.num_steps
         end_ns = self.now_ns = segment.end_ns
         if requests.tiers is not None:
             requests.tiers.now_ns = end_ns
         num_decodes = segment.shape.num_decodes
         requests.step_decoded = num_decodes > 0
         if not requests.is_plain:
-            requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
+            requests.intake.step_done(end_ns - steps.durations_ns[-1], end_ns)
         if self.config.num_speculative_tokens:
-            self._log_verifications(len(durations_ns), num_decodes)
+            self._log_verifications(num_steps, num_decodes)
         new_blocks = self._advance_decodes(segment, num_decodes)
-        self.log.add_segment(segment.row, durations_ns, new_blocks)
+        if steps.times is not None and self._on_tokens is None:
+            self.log.add_unwritten(segment.row, steps.times, new_blocks)
+        else:
+            self.durations_ns = steps.durations_ns
+            self.log.add_segment(segment.row, self.durations_ns, new_blocks)
         finished = steps.finished
         chunks = plan.chunks
         if chunks:
@@ -385,7 +389,7 @@ class Engine:
         if not requests.is_plain and requests.untold:
             requests.tell_overrun(end_ns)
         if self._on_tokens is not None:
-            self._on_tokens(plan, len(durations_ns), end_ns)
+            self._on_tokens(plan, num_steps, end_ns)
         if self.observer is not None:
             self.observer(self)
 

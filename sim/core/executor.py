@@ -13,6 +13,7 @@ from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.kv_bytes import KVBytes
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.segment import IS_COMPILED, StepTimes
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import Scatter
 from schedlab.sim.request import Request, RequestState
@@ -56,6 +57,10 @@ class Steps:
     ----------
     durations_ns : list of int
         One entry a step, at least one; scheduling overhead included.
+    times : StepTimes or None
+        What gives them, as long as nobody has asked for them one by one.
+    num_steps : int
+        How many they are.
     overhead_ns : int
         Scheduling overhead in each of them.
     finished : list of RequestState
@@ -64,7 +69,7 @@ class Steps:
         What each stage of a pipeline spends on the only step, if there are several.
     """
 
-    __slots__ = ("durations_ns", "finished", "overhead_ns", "stages_ns")
+    __slots__ = ("_durations_ns", "_num_steps", "finished", "overhead_ns", "stages_ns", "times")
 
     def __init__(
         self,
@@ -72,11 +77,49 @@ class Steps:
         overhead_ns: int,
         finished: list[RequestState],
         stages_ns: list[int] | None = None,
+        times: StepTimes | None = None,
+        num_steps: int = 0,
     ) -> None:
-        self.durations_ns = durations_ns
+        self._durations_ns = durations_ns
         self.stages_ns = stages_ns
         self.overhead_ns = overhead_ns
         self.finished = finished
+        self.times = times
+        self._num_steps = num_steps  # while they are not written down
+
+    @property
+    def durations_ns(self) -> list[int]:
+        """What each step takes."""
+        times = self.times
+        if times is not None:
+            self._durations_ns = times.durations_ns(self._num_steps)
+            self.times = None
+        return self._durations_ns
+
+    @durations_ns.setter
+    def durations_ns(self, durations_ns: list[int]) -> None:
+        self._durations_ns = durations_ns
+        self.times = None
+
+    @property
+    def num_steps(self) -> int:
+        """How many they are."""
+        return self._num_steps if self.times is not None else len(self._durations_ns)
+
+    @property
+    def total_ns(self) -> int:
+        """What they take together."""
+        if self.times is not None:
+            return self.times.total_ns(self._num_steps)
+        return total(self._durations_ns)
+
+    def keep(self, num_steps: int) -> None:
+        """Forget all but the first so many; nobody finishes in the last of these."""
+        if self.times is not None:
+            self._num_steps = num_steps
+        else:
+            del self._durations_ns[num_steps:]
+        self.finished = []
 
 
 def total(of_steps: list[int]) -> int:
@@ -223,6 +266,9 @@ class SimExecutor(Executor):
         Every step takes so many times as long as it is priced; who estimates steps does not know.
     scatter : Scatter or None
         By how much single steps differ from their price, if they do; nobody knows that beforehand.
+    writes_late : bool
+        Whether successive steps are only added up when they begin, and written down one by one
+        when they have ended: sooner done where this is compiled, and later where it is not.
     """
 
     def __init__(self, pricing: Pricing) -> None:
@@ -232,6 +278,7 @@ class SimExecutor(Executor):
         self.most_tokens = FOREVER
         self.slowness = 1.0
         self.scatter: Scatter | None = None
+        self.writes_late = IS_COMPILED
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
@@ -341,10 +388,47 @@ class SimExecutor(Executor):
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
             if within < max_steps:
                 max_steps = within
-        durations = self._durations_ns(shape, decodes, max_steps)
-        if self.scatter is not None:
-            durations = self.scatter.scattered(durations, self._num_steps, bool(plan.chunks))
         overhead_ns = pricing.overhead_ns(shape)
+        times = None
+        if max_steps > 1 and not overhead_ns:
+            times = self._unwritten(shape)
+        if times is not None:
+            self._last_step_ns = times.step_ns(max_steps - 1)
+            if horizon_ns < FOREVER:
+                max_steps, _ = times.begun_before(max_steps, horizon_ns - now_ns)
+            done = Steps([], 0, [], None, times, max_steps)
+        else:
+            durations = self._written(work, max_steps, horizon_ns, overhead_ns)
+            max_steps = len(durations)
+            done = Steps(durations, overhead_ns, [])
+        self._carried_out(shape, max_steps)
+        finished = done.finished
+        if max_steps == steps_to_finish:
+            finished = self._due_in(decodes, decodes.steps + steps_to_finish)
+            done.finished = finished
+        chunks = plan.chunks
+        if chunks:
+            for state, n in chunks:
+                if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
+                    finished.append(state)
+        return done
+
+    def _unwritten(self, shape: BatchShape) -> StepTimes | None:
+        """Return what steps take from this one on, if nothing else comes to their price."""
+        step_times = self.pricing.step_times
+        if step_times is None or not self.writes_late or self.scatter is not None:
+            return None
+        if self._first_step_ns or self.slowness != 1.0:
+            return None
+        return step_times(shape)
+
+    def _written(self, work: Work, max_steps: int, horizon_ns: int, overhead_ns: int) -> list[int]:
+        """Return what each step takes, of those that begin before the horizon."""
+        shape = work.shape
+        durations = self._durations_ns(shape, work.decodes, max_steps)
+        if self.scatter is not None:
+            has_prompts = bool(work.plan.chunks)
+            durations = self.scatter.scattered(durations, self._num_steps, has_prompts)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
         if self.slowness != 1.0:
@@ -354,22 +438,13 @@ class SimExecutor(Executor):
             durations[0] += self._first_step_ns
             self._first_step_ns = 0
         if max_steps > 1 and horizon_ns < FOREVER:
-            start_ns = now_ns
+            start_ns = work.now_ns
             for i, duration in enumerate(durations):
                 if start_ns >= horizon_ns and i:
                     del durations[i:]
                     break
                 start_ns += duration
-        self._carried_out(shape, len(durations))
-        finished: list[RequestState] = []
-        if len(durations) == steps_to_finish:
-            finished = self._due_in(decodes, decodes.steps + steps_to_finish)
-        chunks = plan.chunks
-        if chunks:
-            for state, n in chunks:
-                if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
-                    finished.append(state)
-        return Steps(durations, overhead_ns, finished)
+        return durations
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         """Price successive steps, without overhead."""

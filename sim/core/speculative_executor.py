@@ -82,6 +82,7 @@ class SpeculativeExecutor(SimExecutor):
         self, pricing: Pricing, config: EngineConfig, acceptance: Acceptance, drafter: Drafter
     ) -> None:
         super().__init__(pricing)
+        self.writes_late = False  # drafts are priced with them
         self.prices_never_fall = False
         self._config = config
         self._acceptance = acceptance

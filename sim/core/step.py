@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from mypy_extensions import mypyc_attr
 
-from schedlab.sim.core.executor import Steps, total
+from schedlab.sim.core.executor import Steps
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.population import Population
 from schedlab.sim.cost.shape import BatchShape
@@ -52,22 +52,28 @@ class Segment:
         self.shape = shape
         self.row = row
         self.first_step_blocks = first_step_blocks
-        self.end_ns = start_ns + total(steps.durations_ns)
+        self.end_ns = start_ns + steps.total_ns
 
     @property
     def num_steps(self) -> int:
         """Of how many steps it consists."""
-        return len(self.steps.durations_ns)
+        return self.steps.num_steps
 
     def retime(self, durations_ns: list[int]) -> None:
         """Let its steps take another time than the executor said."""
         self.steps.durations_ns = durations_ns
-        self.end_ns = self.start_ns + total(durations_ns)
+        self.end_ns = self.start_ns + self.steps.total_ns
 
     def cut(self, now_ns: int) -> bool:
         """Drop the steps that have not started before `now_ns`; False if there are none."""
-        durations, start_ns = self.steps.durations_ns, self.start_ns
-        for i, duration in enumerate(durations):
+        steps, start_ns = self.steps, self.start_ns
+        if steps.times is not None:
+            num_begun, took_ns = steps.times.begun_before(steps.num_steps, now_ns - start_ns)
+            if num_begun == steps.num_steps:
+                return False
+            self._keep(num_begun, start_ns + took_ns)
+            return True
+        for i, duration in enumerate(steps.durations_ns):
             if i and start_ns >= now_ns:
                 self._keep(i, start_ns)
                 return True
@@ -85,9 +91,7 @@ class Segment:
         return False
 
     def _keep(self, num_steps: int, end_ns: int) -> None:
-        steps = self.steps
-        del steps.durations_ns[num_steps:]
-        steps.finished = []
+        self.steps.keep(num_steps)
         self.end_ns = end_ns
         self.row.num_steps = num_steps
 
@@ -181,7 +185,7 @@ def segment_row(
         KV blocks allocated for decodes of the first step, which the log counts when it ends.
     """
     kv = requests.kv
-    num_steps = len(steps.durations_ns)
+    num_steps = steps.num_steps
     num_decodes, chunks = shape.num_decodes, shape.chunks
     num_prefills = len(chunks)
     prefill_tokens = 0

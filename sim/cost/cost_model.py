@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.segment import StepTimes
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.cost.step_spread import StepSpread
 
@@ -75,6 +76,13 @@ class CostModel(ABC):
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return what gives the same as `step_ns`, and may do so without a detour."""
         return self.step_ns
+
+    def step_times_pricer(self) -> Callable[[BatchShape], StepTimes | None] | None:
+        """Return what gives the steps of `step_ns` unwritten, where they are of that form.
+
+        None says that no step ever is.
+        """
+        return None
 
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what gives the duration of a step with one more prefill, by its new tokens.

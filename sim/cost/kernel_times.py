@@ -10,7 +10,7 @@ from mypy_extensions import i64
 
 from schedlab.sim.cost.efficiency import Efficiency
 from schedlab.sim.cost.product import TILE, Product
-from schedlab.sim.cost.segment import segment_ns
+from schedlab.sim.cost.segment import StepTimes
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name, stored_bytes
@@ -166,22 +166,38 @@ class KernelTimes:
             if k != 1:
                 raise ValueError(f"k = {k}: a step with chunks cannot be repeated")
             return [int((base if base > self._launch_ns else self._launch_ns) + 0.5)]
+        if k != 1:
+            if k < 1 or shape.swapped_bytes:
+                message = f"k = {k}: only a step without chunks and swapping can be repeated"
+                raise ValueError(message)
+            return self._decode_times(shape, beside, context).durations_ns(k)
         least = base
         if attending:
             rows_ns = self._row_ns * attending
             least += self._call_ns + rows_ns
             base += self._call_ns + self._row_share * rows_ns
-        at_rate = base + self._ramp_ns
         read = self._kv_ns * context
-        cost = at_rate + read if read > self._ramp_ns else base + 2.0 * read
-        if k == 1:
-            return [int((cost if cost > least else least) + 0.5) or 1]
-        if k < 1 or shape.swapped_bytes:
-            raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
-        if cost >= least and read > self._ramp_ns:
-            return segment_ns(at_rate, self._kv_ns, context, num_decodes, 0.0, 0, k)
-        # Contexts are so short that they hide behind the rows, or never reach the rate.
-        return self._decodes_ns(beside, attending, context, vec[i64]([num_decodes] * (k - 1)))
+        cost = base + self._ramp_ns + read if read > self._ramp_ns else base + 2.0 * read
+        return [int((cost if cost > least else least) + 0.5) or 1]
+
+    def step_times(self, shape: BatchShape) -> StepTimes | None:
+        """Return the times of a step and of those behind it; see `CostModel.step_times_pricer`."""
+        if shape.chunks or shape.swapped_bytes:
+            return None
+        num_decodes = shape.num_decodes
+        context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
+        return self._decode_times(shape, self._beside_attention(shape), context)
+
+    def _decode_times(self, shape: BatchShape, beside: float, context: int) -> StepTimes:
+        """Return the times of steps of decodes alone, of which the first reads `context` tokens."""
+        base = least = beside
+        num_decodes = shape.num_decodes
+        attending = num_decodes + shape.padding_rows
+        if attending:
+            rows_ns = self._row_ns * attending
+            least += self._call_ns + rows_ns
+            base += self._call_ns + self._row_share * rows_ns
+        return StepTimes(base, self._ramp_ns, self._kv_ns, least, context, num_decodes)
 
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what gives the duration of a step with one more chunk, by its new tokens.

@@ -32,6 +32,8 @@ class Pricing:
     ----------
     step_ns, uneven_ns, stations_ns : callable
         Those of `CostModel`, or what gives the same without a detour.
+    step_times : callable or None
+        What `CostModel.step_times_pricer` returns.
     never_falls : bool
         As the cost model says.
     can_be_outside : bool
@@ -45,6 +47,7 @@ class Pricing:
     def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
         self.cost_model = cost_model
         self.step_ns = cost_model.pricer()
+        self.step_times = cost_model.step_times_pricer()
         self.never_falls = cost_model.never_falls
         self.uneven_ns = cost_model.uneven_pricer()
         self.stations_ns = cost_model.stations_pricer()

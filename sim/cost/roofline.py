@@ -9,6 +9,7 @@ from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.efficiency import Efficiency, efficiency_of
 from schedlab.sim.cost.kernel_times import KernelTimes
 from schedlab.sim.cost.registry import register
+from schedlab.sim.cost.segment import StepTimes
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.cost.stages import Stages
 from schedlab.sim.hardware.deployment import Deployment
@@ -137,6 +138,10 @@ class RooflineCostModel(CostModel):
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return `step_ns`, or of a single stage what it calls; see `CostModel.pricer`."""
         return self.step_ns if self._all_times is None else self._all_times.step_ns
+
+    def step_times_pricer(self) -> Callable[[BatchShape], StepTimes | None] | None:
+        """Return what has the times of a single stage; see `CostModel.step_times_pricer`."""
+        return None if self._all_times is None else self._all_times.step_times
 
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what prices a step by a chunk of it; see `CostModel.chunk_pricer`."""

@@ -66,7 +66,7 @@ class Server:
         """Let the step under way be the last one of its plan: something changes here."""
         segment = self._live.segment
         self._live.has_changed(segment)
-        if segment is not None and len(segment.steps.durations_ns) > 1:
+        if segment is not None and segment.num_steps > 1:
             now_ns, end_ns = self._clock.now_ns, segment.end_ns
             cut_ns = self._engine.cut(now_ns)
             if cut_ns < end_ns:

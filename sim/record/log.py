@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from librt.strings import BytesWriter, write_f64_le, write_i32_le, write_i64_le
 
+from schedlab.sim.cost.segment import StepTimes
 from schedlab.sim.record.columns import BATCH_ROWS, REJECTED, Columns, LazyTable
 from schedlab.sim.record.copies import Copies
 from schedlab.sim.record.rows import CommonRows, Rows
@@ -153,14 +154,23 @@ class RunLog:
 
     def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
         """Record steps of one batch, with a number of each for every step."""
+        durations = self._rows.durations_ns
+        for duration_ns in durations_ns:
+            write_i64_le(durations, duration_ns)
+        self._add_segment(row, new_blocks)
+
+    def add_unwritten(self, row: SegmentRow, times: StepTimes, new_blocks: list[int]) -> None:
+        """As `add_segment`, of steps that nobody has asked for one by one."""
+        times.write(row.num_steps, self._rows.durations_ns)
+        self._add_segment(row, new_blocks)
+
+    def _add_segment(self, row: SegmentRow, new_blocks: list[int]) -> None:
         rows, common = self._rows, self._common
         segments, durations, blocks = rows.segments, rows.durations_ns, rows.new_blocks
         row.write(segments)
-        for duration_ns in durations_ns:
-            write_i64_le(durations, duration_ns)
         for num_blocks in new_blocks:
             write_i64_le(blocks, num_blocks)
-        self.num_steps += len(durations_ns)
+        self.num_steps += len(new_blocks)
         if common is not None:
             write_i32_le(common.segments_of, self._place)
         most_bytes = self._most_bytes
