@@ -34,6 +34,7 @@ from schedlab.sim.record.columns import (
     pairs,
     whole_numbers,
 )
+from schedlab.sim.record.copies import CopyTable
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
 
@@ -342,8 +343,8 @@ def difference(one: RunLog, other: RunLog, names: tuple[str, str]) -> str | None
     Returns
     -------
     str or None
-        The first step, or else the first request, with the columns that differ; `None` if all
-        that `one` did is the same in `other`.
+        The first step, or else the first request or copy between tiers, with the columns that
+        differ; `None` if all that `one` did is the same in `other`.
     """
     steps, others = one.steps(), other.steps()
     n = min(one.num_steps, other.num_steps)
@@ -366,7 +367,16 @@ def difference(one: RunLog, other: RunLog, names: tuple[str, str]) -> str | None
                 f"request {ids[i]}: {name} {requests[name][here[i]]} {names[0]}, "
                 f"{rows[name][there[i]]} {names[1]}"
             )
-    return None
+    return _first_other_copy(one.copies.columns(), other.copies.columns(), names)
+
+
+def _first_other_copy(one: CopyTable, other: CopyTable, names: tuple[str, str]) -> str | None:
+    num_copies, num_others = len(one["issued_ns"]), len(other["issued_ns"])
+    n = min(num_copies, num_others)
+    for name in one:
+        for i in _unequal(one[name][:n], other[name][:n]):
+            return f"copy {i}: {name} {one[name][i]} {names[0]}, {other[name][i]} {names[1]}"
+    return f"copy {n}, which comes only {names[0]}" if num_copies > n else None
 
 
 def _unequal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[int]:

@@ -363,6 +363,8 @@ class Engine:
         num_steps = steps.num_steps
         end_ns = self.now_ns = segment.end_ns
         if requests.tiers is not None:
+            if num_steps > 1:
+                self._settle_unseen(segment)
             requests.tiers.now_ns = end_ns
         num_decodes = segment.shape.num_decodes
         requests.step_decoded = num_decodes > 0
@@ -392,6 +394,19 @@ class Engine:
             self._on_tokens(plan, num_steps, end_ns)
         if self.observer is not None:
             self.observer(self)
+
+    def _settle_unseen(self, segment: Segment) -> None:
+        """Let copies end that nobody looked for, each before the step that began next.
+
+        What is stored at the end of the last step finds the tiers as that step did.
+        """
+        requests, step_ns = self.requests, segment.start_ns
+        tiers = requests.tiers
+        assert tiers is not None
+        for duration_ns in segment.steps.durations_ns[:-1]:
+            step_ns += duration_ns
+            if tiers.next_done_ns <= step_ns:
+                requests.settle(step_ns)
 
     def _log_verifications(self, num_steps: int, num_decodes: int) -> None:
         """Write down what is drafted and accepted in the steps under way."""

@@ -26,8 +26,9 @@ from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.tier import Link, Tier
 from schedlab.sim.record.copies import Copies
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Turn
 from schedlab.sim.result import RunResult
+from tests import laws
 from tests.golden import paced
 from tests.laws import LinearCost, arrival
 from tests.laws import run as run_laws
@@ -840,6 +841,37 @@ def test_steps_are_skipped_only_into_blocks_that_nobody_copies_away(fast_forward
     first_ns = 2_000 + 1_000 + 10 * BLOCK
     start_ns = first_ns + 2 * BLOCK * 1_010
     assert waits == {"start_ns": [start_ns], "wait_ns": [1_480 + 300_000 - start_ns]}
+
+
+def test_what_is_stored_after_skipped_steps_finds_the_tier_as_the_last_of_them_did():
+    # A tier of few blocks: what is being written there cannot be evicted for what ends next.
+    num_stores = num_late = 0
+    for seed in range(8):
+        draw = Random(seed)
+        every_ns = draw.randrange(1_000, 9_000)
+        work = []
+        for i in range(8):
+            names, blocks = tuple(range(10 * i, 10 * i + 9)), draw.randrange(1, 4)
+            sent = arrival(
+                i, i * every_ns, blocks * BLOCK, draw.randrange(5, 90), session=i,
+                prefix_hash_ids=names[:blocks],
+            )  # fmt: skip
+            work.append(replace(sent, turn=Turn(answer_hash_ids=names[blocks:])))
+        slow = tier(num_blocks=draw.choice([3, 4, 6]), store_bytes_per_s=GB / 50)
+        limits = config(slow, num_blocks=60)
+        tables = []
+        for fast_forward in (False, True):
+            log = run_laws(
+                ContinuousBatching(), work, replace(limits, fast_forward=fast_forward),
+                LinearCost(1000, 10, 0),
+            )  # fmt: skip
+            tables.append((laws.signature(log), copies_of(log)))
+        assert tables[0] == tables[1], seed
+        stores = copies_of(log, is_load=0)
+        num_stores += len(stores)
+        num_late += sum(row["done_ns"] > row["issued_ns"] + 2_000 for row in stores)
+    assert num_stores > 40
+    assert num_late > 30
 
 
 def test_blocks_of_two_stores_are_busy_until_the_later_is_done():
