@@ -29,9 +29,9 @@ def max_concurrent_requests(run: Observation) -> int:
 
 @register(unit="tokens/s", better="higher", label="most output tokens in a second", every_run=True)
 def max_output_tokens_per_s(run: Observation) -> float:
-    """Return the most tokens in one of the seconds counted from the first arrival."""
+    """Return the most tokens of completed requests in one of the seconds from the first arrival."""
     by_second: dict[int, int] = {}
-    for times_ns, tokens in run.token_count_batches():
+    for times_ns, tokens in run.token_count_batches(answered=True):
         seconds, place = np.unique(
             (times_ns - run.first_arrival_ns) // _NS_PER_S, return_inverse=True
         )

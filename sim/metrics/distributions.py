@@ -27,7 +27,7 @@ _WORDS = {
     "e2el": "finish - arrival",
     "queue_time": "first scheduled - arrival",
     "normalized_latency": 'E2EL / n, the "normalized latency" of the Orca and vLLM papers',
-    "itl": "all gaps between successive tokens of all requests, in one list",
+    "itl": "all gaps between successive tokens of completed requests, in one list",
 }
 _STATISTICS = {
     "mean": "mean", "median": "median", "std": "std of",

@@ -151,7 +151,7 @@ class Observation:
 
     @property
     def token_gaps(self) -> Pairs:
-        """All gaps between tokens of one of `requests`, pooled: (gap in ns, how many)."""
+        """All gaps between tokens of one completed request, pooled: (gap in ns, how many)."""
         return pairs(self._gap_table)
 
     @cached_property
@@ -164,8 +164,8 @@ class Observation:
 
     @cached_property
     def _gap_table(self) -> Columns:
-        whole = self.window is None and self._chosen is None
-        return self._result.log.token_gaps(None if whole else self._ids(self.requests))
+        are_all = self.window is None and self._chosen is None
+        return self._result.log.token_gaps(self._answered(self.requests, are_all))
 
     @property
     def token_counts(self) -> Pairs:
@@ -176,9 +176,16 @@ class Observation:
         times_ns, tokens = zip(*pieces, strict=True)
         return np.concatenate(times_ns), np.concatenate(tokens)
 
-    def token_count_batches(self) -> Iterator[Pairs]:
-        """Yield `token_counts` some steps at a time, in order of time."""
-        for times_ns, tokens in map(pairs, batches(self._count_table)):
+    def token_count_batches(self, answered: bool = False) -> Iterator[Pairs]:
+        """Yield `token_counts` some steps at a time, in order of time.
+
+        Parameters
+        ----------
+        answered : bool
+            Whether to leave out what requests got that were not completed, before or after.
+        """
+        table = self._answered_count_table if answered else self._count_table
+        for times_ns, tokens in map(pairs, batches(table)):
             if self.window is not None:
                 inside = self.window.holds(times_ns)
                 yield times_ns[inside], tokens[inside]
@@ -189,6 +196,20 @@ class Observation:
     def _count_table(self) -> Columns:
         ids = None if self._chosen is None else self._ids(self._result.requests)[self._chosen]
         return self._result.log.token_counts(ids)
+
+    @cached_property
+    def _answered_count_table(self) -> Columns:
+        everyone = self._result.requests
+        rows = everyone if self._chosen is None else rows_of(everyone, self._chosen)
+        ids = self._answered(rows, self._chosen is None)
+        return self._count_table if ids is None else self._result.log.token_counts(ids)
+
+    def _answered(self, requests: Columns, are_all: bool) -> Ints | None:
+        """Return who of some requests got the answer; None if tokens of all requests are theirs."""
+        is_done = completed(requests)
+        if are_all and not np.any(whole_numbers(requests, "generated_tokens")[~is_done]):
+            return None
+        return self._ids(requests)[is_done]
 
     def token_times(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns."""

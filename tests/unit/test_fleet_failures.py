@@ -561,3 +561,39 @@ def test_requests_without_an_engine_are_given_up_when_none_is_to_come():
     assert [(loss.id, loss.engine, loss.at_ns) for loss in retries.losses] == [
         (1, 1, 70), (2, 0, 70), (1, 2, 70), (1, 2, 70)
     ]  # fmt: skip
+
+
+def test_tokens_of_requests_that_fail_midway_count_for_no_rate_and_no_gap():
+    keys = {
+        "policy": "fcfs",
+        "workload": {
+            "prompt_tokens": 50, "output_tokens": 60, "request_rate": 12, "num_requests": 40,
+            "classes": {"one": {"share": 0.5, "priority": 1}, "two": {"share": 0.5, "priority": 2}},
+        },
+        "cluster": {
+            "count": 2, "failures": {"engines": [{"engine": 0, "at_s": 1.5}], "max_retries": 0},
+        },
+    }  # fmt: skip
+    whole = run(make_spec(keys))
+    windowed = run(make_spec({**keys, "measure": {"warm_up_s": 0}}))
+    failed = whole.requests["status"] == REJECTED
+    assert (whole.requests["generated_tokens"][failed] > 1).any()
+    duration_s = whole.metric("duration_s")
+    seconds = {}
+    gaps = []
+    for number in whole.requests["id"][~failed].tolist():
+        times_ns = whole.log.token_times(number)
+        gaps += np.diff(times_ns).tolist()
+        for time_ns in times_ns.tolist():
+            second = (time_ns - whole.requests["arrival_ns"].min()) // 1_000_000_000
+            seconds[second] = seconds.get(second, 0) + 1
+    num_tokens = sum(seconds.values())
+    assert num_tokens == whole.metric("total_output_tokens")
+    for one in (whole, windowed):
+        assert one.metric("output_throughput") == pytest.approx(num_tokens / duration_s)
+        assert one.metric("max_output_tokens_per_s") == max(seconds.values())
+        assert one.metric("mean_itl_ms") == pytest.approx(np.mean(gaps) / 1e6)
+        assert one.metric("largest", latency="itl") == max(gaps) / 1e6
+        parts = [part["output_throughput"] for part in one.metrics_by("priority").values()]
+        assert len(parts) == 2
+        assert sum(parts) == pytest.approx(num_tokens / duration_s)

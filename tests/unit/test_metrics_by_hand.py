@@ -208,10 +208,10 @@ class Log:
         return {"id": whole(7, 5, 7), "evicted_ns": ns(1, 2, 3), "resumed_ns": ns(4, 5, 6)}
 
 
-def observed(window=None, chosen=None):
+def observed(window=None, chosen=None, lost=0):
     requests = {
         "id": whole(5, 6, 7, 8), "arrival_ns": ns(1, 2, 3, 4), "finish_ns": ns(5, 2.5, 3.5, -1e-9),
-        "status": np.array([0, 0, 0, 1], dtype=np.int8),
+        "status": np.array([0, 0, 0, 1], dtype=np.int8), "generated_tokens": whole(3, 1, 2, lost),
         "tenant": np.array(["a", "b", "a", "b"], dtype=object),
     }  # fmt: skip
     result = SimpleNamespace(
@@ -254,12 +254,27 @@ def test_observation_of_a_window_holds_its_beginning_and_not_its_end():
     assert (run.duration_s, run.begin_ns, run.first_arrival_ns) == (3.0, 2 * 10**9, 2 * 10**9)
     assert [one.tolist() for one in run.token_counts] == [ns(2, 4.5).tolist(), [10, 20]]
     assert [one.tolist() for one in run.token_gaps] == [ns(0.5, 1.5).tolist(), [3, 1]]
-    assert log.asked == [("counts", None), ("gaps", [6, 7, 8])]
+    assert log.asked == [("counts", None), ("gaps", [6, 7])]
     assert run.preemptions["evicted_ns"].tolist() == ns(1, 3).tolist()
     assert run.steps["num_decodes"].tolist() == [2]
     assert [some["num_decodes"].tolist() for some in run.step_batches()] == [[2]]
     assert run.step_ns.tolist() == [2.5e9]
     assert run.column("id").tolist() == [5, 6, 7, 8], "also those outside"
+
+
+def test_observation_where_somebody_failed_midway_asks_for_tokens_of_the_others():
+    run, log = observed(lost=1)
+    assert run.token_gaps[1].tolist() == [3, 1]
+    answered = list(run.token_count_batches(answered=True))
+    assert [tokens.tolist() for _, tokens in answered] == [[10, 20, 30]]
+    assert run.token_counts[1].tolist() == [10, 20, 30], "everybody's, where nobody says"
+    assert log.asked == [("gaps", [5, 6, 7]), ("counts", [5, 6, 7]), ("counts", None)]
+    b_alone = run.only(run.column("tenant") == "b")
+    assert (b_alone.token_gaps, list(b_alone.token_count_batches(answered=True))) != ()
+    assert log.asked[3:] == [("gaps", [6]), ("counts", [6])]
+    of_all, log = observed()
+    assert list(of_all.token_count_batches(answered=True))
+    assert log.asked == [("counts", None)], "nobody else has any"
 
 
 def test_observation_of_a_class_is_of_its_requests_and_of_the_same_time():
