@@ -1,4 +1,4 @@
-"""The router of vLLM's data parallelism."""
+"""The router of vLLM's data parallelism before it weighed memory."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,9 @@ class Vllm(Router):
     """The engine with the least ``4 * waiting + running`` requests, in turn among equals.
 
     In vLLM the counts come from a coordinator every 100 ms, and a client counts what it has sent
-    since: that is `staleness_ms` 100.
+    since: that is `staleness_ms` 100. There a tie goes to the first engine (0.19, 0.24), or to the
+    first from a place that moves on by one (0.26), here to the one behind the last chosen. From
+    0.28 on it is `vllm_kv`.
 
     Parameters
     ----------
@@ -22,7 +24,7 @@ class Vllm(Router):
         How many running requests one that waits counts as.
     """
 
-    source = "vLLM, v1/engine/core_client.py, DPLBAsyncMPClient"
+    source = "vLLM up to 0.26, v1/engine/core_client.py, DPLBAsyncMPClient"
 
     def __init__(self, waiting_weight: float = 4.0) -> None:
         if not waiting_weight >= 0:

@@ -374,7 +374,8 @@ class Engine:
             self._log_verifications(num_steps, num_decodes)
         new_blocks = self._advance_decodes(segment, num_decodes)
         if steps.times is not None and self._on_tokens is None:
-            self.log.add_unwritten(segment.row, steps.times, new_blocks)
+            steps.times.write(num_steps, self.log.durations)
+            self.log.add_written(segment.row, new_blocks)
         else:
             self.durations_ns = steps.durations_ns
             self.log.add_segment(segment.row, self.durations_ns, new_blocks)

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from librt.strings import BytesWriter, write_f64_le, write_i32_le, write_i64_le
 
-from schedlab.sim.cost.segment import StepTimes
 from schedlab.sim.record.columns import BATCH_ROWS, REJECTED, Columns, LazyTable
 from schedlab.sim.record.copies import Copies
 from schedlab.sim.record.rows import CommonRows, Rows
@@ -157,14 +156,15 @@ class RunLog:
         durations = self._rows.durations_ns
         for duration_ns in durations_ns:
             write_i64_le(durations, duration_ns)
-        self._add_segment(row, new_blocks)
+        self.add_written(row, new_blocks)
 
-    def add_unwritten(self, row: SegmentRow, times: StepTimes, new_blocks: list[int]) -> None:
-        """As `add_segment`, of steps that nobody has asked for one by one."""
-        times.write(row.num_steps, self._rows.durations_ns)
-        self._add_segment(row, new_blocks)
+    @property
+    def durations(self) -> BytesWriter:
+        """Where the durations of steps are written that `add_written` is told of next."""
+        return self._rows.durations_ns
 
-    def _add_segment(self, row: SegmentRow, new_blocks: list[int]) -> None:
+    def add_written(self, row: SegmentRow, new_blocks: list[int]) -> None:
+        """As `add_segment`, of steps whose durations were written just now."""
         rows, common = self._rows, self._common
         segments, durations, blocks = rows.segments, rows.durations_ns, rows.new_blocks
         row.write(segments)

@@ -106,6 +106,17 @@ def test_router_that_breaks_a_law_is_caught(router, law):
     assert caught.value.law == law
 
 
+def test_vllm_kv_among_equals_begins_one_further_with_each_request():
+    router = registry.make("vllm_kv")
+    three = engines(num_in_flight=(1, 1, 1))
+    assert [router.route(request(i), three) for i in range(4)] == [0, 1, 2, 0]
+    # Not behind the last that was chosen: the second was, and the third is looked at first.
+    assert router.route(request(4), engines(num_in_flight=(1, 0, 1))) == 1
+    assert router.route(request(5), three) == 2
+    assert router.route(request(6), engines(num_in_flight=(0, 1, 1))) == 0
+    assert router.route(request(7), three) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "columns", "chosen"),
     [
@@ -119,6 +130,20 @@ def test_router_that_breaks_a_law_is_caught(router, law):
         ("least_kv", {"used_blocks": (50, 50), "num_waiting": (2, 1)}, 1),
         ("jsq", {"num_waiting": (0, 2), "num_running": (3, 0)}, 1),
         ("vllm", {"num_waiting": (0, 2), "num_running": (5, 0)}, 0),
+        ("vllm_kv", {"num_in_flight": (5, 4), "num_running": (5, 6)}, 0),
+        ("vllm_kv", {"num_in_flight": (7, 5), "num_waiting": (4, 6), "num_running": (2, 0)}, 1),
+        # Each third of the memory above a half lets those that wait weigh one more: 8 and 7 + 3.
+        (
+            "vllm_kv",
+            {"num_in_flight": (8, 7), "num_waiting": (3, 3), "used_blocks": (50, 67)},
+            0,
+        ),
+        (
+            "vllm_kv",
+            {"num_in_flight": (8, 7), "num_waiting": (3, 3), "used_blocks": (50, 55)},
+            1,
+        ),
+        ("vllm_kv", {"num_in_flight": (2, 1), "used_blocks": (0, 100)}, 1),  # nobody waits
         ("predicted_length", {"predicted_tokens_in_flight": (30.0, 20.0)}, 1),
         ("power_of_d", {"num_in_flight": (0, 0), "num_waiting": (0, 0)}, None),
         ("llm_d", {"num_waiting": (4, 0), "used_blocks": (0, 50)}, 1),  # 2 against 1
