@@ -853,7 +853,7 @@ def test_what_is_stored_after_skipped_steps_finds_the_tier_as_the_last_of_them_d
         for i in range(8):
             names, blocks = tuple(range(10 * i, 10 * i + 9)), draw.randrange(1, 4)
             sent = arrival(
-                i, i * every_ns, blocks * BLOCK, draw.randrange(5, 90), session=i,
+                i, i * every_ns, blocks * BLOCK, draw.randrange(5, 90), session=str(i),
                 prefix_hash_ids=names[:blocks],
             )  # fmt: skip
             work.append(replace(sent, turn=Turn(answer_hash_ids=names[blocks:])))

@@ -10,6 +10,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.step import Segment, batch_shape, segment_row
 from schedlab.sim.core.waiting_queue import WaitingQueue
+from schedlab.sim.cost.segment import StepTimes
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.kv.contiguous import ContiguousKVCache
 from schedlab.sim.kv.paged import PagedKVCache
@@ -164,6 +165,13 @@ def segment(*durations_ns, start_ns=100):
     return Segment(plan_of(), start_ns, Steps(list(durations_ns), 0, finished), shape(), row, 4)
 
 
+def unwritten_segment():
+    """Return a segment of 10, 20, 30 and 40 ns that nobody has asked for one by one."""
+    times = StepTimes(0.0, 0.0, 10.0, 0.0, 1, 1)
+    steps = Steps([], 0, [request(0)], None, times, 4)
+    return Segment(plan_of(), 100, steps, shape(), SegmentRow(*range(17)), 4)
+
+
 def require_kept(one, kept):
     """Require that a segment of 10, 20, 30 and 40 ns has its first steps left; all if None."""
     if kept is None:
@@ -179,10 +187,10 @@ def require_kept(one, kept):
     [(0, 1), (100, 1), (109, 1), (110, 1), (111, 2), (130, 2), (131, 3), (160, 3), (161, None)],
 )
 def test_segment_that_is_cut_keeps_the_steps_that_have_started(now_ns, kept):
-    one = segment(10, 20, 30, 40)  # which start at 100, 110, 130 and 160
-    assert one.end_ns == 200
-    assert one.cut(now_ns) == (kept is not None)
-    require_kept(one, kept)
+    for one in (segment(10, 20, 30, 40), unwritten_segment()):
+        assert one.end_ns == 200  # they start at 100, 110, 130 and 160
+        assert one.cut(now_ns) == (kept is not None)
+        require_kept(one, kept)
 
 
 @pytest.mark.parametrize(
@@ -190,15 +198,26 @@ def test_segment_that_is_cut_keeps_the_steps_that_have_started(now_ns, kept):
     [(100, 0), (109, 0), (110, 1), (129, 1), (130, 2), (159, 2), (160, 3), (199, 3), (200, None)],
 )
 def test_segment_that_is_broken_off_keeps_the_steps_that_have_ended(now_ns, kept):
-    one = segment(10, 20, 30, 40)
-    assert one.break_off(now_ns) == (kept is not None)
-    require_kept(one, kept)
+    for one in (segment(10, 20, 30, 40), unwritten_segment()):
+        assert one.break_off(now_ns) == (kept is not None)
+        require_kept(one, kept)
 
 
 def test_segment_that_takes_another_time_ends_then():
-    one = segment(10, 20)
-    one.retime([11, 25])
-    assert (one.steps.durations_ns, one.end_ns, one.num_steps) == ([11, 25], 136, 2)
+    for one in (segment(10, 20), unwritten_segment()):
+        one.retime([11, 25])
+        assert (one.steps.durations_ns, one.end_ns, one.num_steps) == ([11, 25], 136, 2)
+
+
+def test_steps_are_unwritten_until_somebody_asks_for_one():
+    steps = unwritten_segment().steps
+    assert (steps.num_steps, steps.total_ns, steps.times is None) == (4, 100, False)
+    steps.keep(3)
+    assert (steps.num_steps, steps.total_ns, steps.times is None) == (3, 60, False)
+    assert steps.durations_ns == [10, 20, 30]
+    assert steps.times is None
+    steps.durations_ns.append(5)
+    assert (steps.num_steps, steps.total_ns) == (4, 65)
 
 
 def test_what_was_computed_for_nobody_counts_as_padding():
