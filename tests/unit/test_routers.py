@@ -309,6 +309,8 @@ def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():
     router = registry.make("slo_aware", margin=1.0)
     three = engines(backlog_tokens=(100, 500, 3000), num_in_flight=(1, 2, 3))
     assert router.route(request(slo=Slo(ttft_ms=10)), three) == 1
+    assert router.route(request(slo=Slo(ttft_ms=6)), three) == 1, "a target that is just held"
+    assert router.route(request(slo=Slo(ttft_ms=5.99)), three) == 0
     assert router.route(request(slo=Slo(ttft_ms=5)), three) == 0
     assert router.route(request(slo=Slo(ttft_ms=1)), three) == 0, "none holds it"
     decoding = engines(num_running=(4, 9), num_in_flight=(4, 9))
@@ -459,3 +461,48 @@ def test_columns_of_an_offer_are_what_each_of_its_engines_says():
     for number, name in enumerate(names):
         expected = [100 * number + place for place in range(4)]
         assert column(Offer(told), name) == column(told, name) == expected
+
+
+NUMBERED_OTHERWISE = [
+    *((name, {}) for name in registry.names() if name != "consistent_hashing"),
+    ("prefix_aware", {"precise": True}), ("prefix_aware", {"max_tree_tokens": 64}),
+    ("prefix_aware", {"cache_threshold": 0.0, "balance_abs": 2, "balance_rel": 1.5}),
+    ("llm_d", {"precise": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "knobs"), NUMBERED_OTHERWISE)
+def test_router_chooses_the_same_places_however_the_engines_are_numbered(name, knobs):
+    """A name of an engine is no place in the list, and what is known is kept by name."""
+
+    def places(numbers):
+        router, draw = registry.make(name, 5, **knobs), random.Random(f"{name} {knobs}")
+        chosen = []
+        for i in range(120):
+            here = sorted(draw.sample(range(4), draw.choice((2, 3, 4))))
+            offer = [
+                Told(
+                    index=numbers[one],
+                    num_in_flight=draw.randrange(6),
+                    prompt_tokens_in_flight=draw.randrange(300),
+                    predicted_tokens_in_flight=float(draw.randrange(90)),
+                    num_waiting=draw.randrange(3),
+                    num_running=draw.randrange(5),
+                    backlog_tokens=draw.randrange(200),
+                    used_blocks=draw.randrange(100),
+                    cached=16 * draw.randrange(8),
+                )
+                for one in here
+            ]
+            kind = draw.randrange(5)
+            ids = tuple(range(100 * kind, 100 * kind + draw.randrange(1, 9)))
+            asked = request(
+                i, 160, prefix_hash_ids=ids, session=f"s{kind}", tenant=f"t{kind}",
+                application=f"a{kind}", slo=Slo(ttft_ms=draw.choice((2.0, 9.0))), **needs(name),
+            )  # fmt: skip
+            chosen.append(router.route(asked, offer))
+            if draw.random() < 0.1:
+                router.engine_is_gone(numbers[draw.randrange(4)])
+        return chosen
+
+    assert places((0, 1, 2, 3)) == places((4, 7, 8, 15))
