@@ -415,3 +415,20 @@ def test_kept_memory_gives_way_to_the_head_of_the_queue_where_nobody_runs(
     assert Ranks().plan(view, Builder()) == (7, 70)
     assert (found.granted, found.gone) == (granted, gone)
     assert found.promised == [True]
+
+
+def test_program_srpt_goes_by_what_the_session_still_generates_and_without_one_by_the_request():
+    policy = registry.make("program_srpt")
+    for number, (total, session, predicted, now) in enumerate((
+        (50.0, 8, 7.0, 0), (50.0, 8, 7.0, 3), (50.0, 0, 7.0, 0), (None, 8, 7.0, 2),
+        (50.0, None, 7.0, 0),
+    )):  # fmt: skip
+        state = SimpleNamespace(
+            id=number,
+            num_output_tokens=now,
+            request=SimpleNamespace(predicted_session_tokens=total, predicted_tokens=predicted),
+            session=None if session is None else SimpleNamespace(generated_tokens=session),
+        )
+        policy.on_arrival(state, 0)
+        left = predicted if None in (total, session) else total - session
+        assert policy.key(state, 9) == left - now
