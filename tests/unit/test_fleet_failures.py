@@ -7,6 +7,7 @@ import pytest
 
 from schedlab import core
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.failures import FailureKeys
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
@@ -16,6 +17,7 @@ from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.pipeline import BatchInFlight, Pipeline
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive import failures
 from schedlab.sim.drive.clock import Clock
@@ -597,3 +599,24 @@ def test_tokens_of_requests_that_fail_midway_count_for_no_rate_and_no_gap():
         parts = [part["output_throughput"] for part in one.metrics_by("priority").values()]
         assert len(parts) == 2
         assert sum(parts) == pytest.approx(num_tokens / duration_s)
+
+
+def test_keys_of_failures_are_handed_on_one_by_one_in_nanoseconds():
+    keys = FailureKeys.model_validate({
+        "engines": [{"engine": 1, "at_s": 2, "down_s": 3}, {"engine": 4, "at_s": 5}],
+        "mtbf_s": 6, "mttr_s": 7,
+        "stragglers": [{"engine": 8, "from_s": 9, "to_s": 11, "slowdown": 1.5}],
+        "links": [{"engine": 12, "at_s": 13, "down_s": 14}],
+        "max_retries": 15, "deadline_s": 16,
+    })  # fmt: skip
+    s = 1_000_000_000
+    assert keys.failures(17) == Failures(
+        outages=[Outage(1, 2 * s, 3 * s), Outage(4, 5 * s, FOREVER)],
+        mtbf_ns=6e9, mttr_ns=7e9,
+        slowdowns=[Slowdown(8, 9 * s, 11 * s, 1.5)],
+        link_outages=[Outage(12, 13 * s, 14 * s)],
+        max_retries=15, deadline_ns=16 * s, seed=17,
+    )  # fmt: skip
+    assert FailureKeys().failures(1) == Failures(
+        [], slowdowns=[], link_outages=[], max_retries=10, seed=1
+    )
