@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.cluster import Cluster
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, registry
 from schedlab.policies.migrators import registry as migrators
@@ -237,3 +238,35 @@ def test_document_lists_every_migrator_and_knob():
         row = re.search(rf"^\| `{name}` \| (.*leave.*)$", text, re.M)
         for knob in migrators.migrator_class(name).knobs():
             assert f"`{knob}`" in row[1], f"docs/fleets.md does not name {knob} of {name}"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "own", "shared", "can_move"),
+    [
+        # Of pools, which decode, an autoscaler of their own goes before that of the fleet.
+        ((1,), (None,), None, False),
+        ((2,), (None,), None, True),
+        ((1,), (2,), None, True),
+        ((1,), (None,), 2, True),
+        ((1,), (1,), 2, False),
+        ((1,), (2,), 1, True),
+        ((1, 1), (None, None), None, True),
+        ((1, 1), (1, None), None, True),
+    ],
+)
+def test_requests_can_move_where_two_engines_may_decode_at_once(sizes, own, shared, can_move):
+    def scaler(most):
+        return {"name": "kv_thresholds", "min": 1, "max": most}
+
+    pools = {
+        f"p{i}": {"count": size} | ({} if most is None else {"autoscaler": scaler(most)})
+        for i, (size, most) in enumerate(zip(sizes, own, strict=True))
+    }
+    cluster = {"migration": "llumnix", "pools": pools}
+    if shared is not None:
+        cluster["autoscaler"] = scaler(shared)
+    if can_move:
+        Cluster.model_validate(cluster)
+    else:
+        with pytest.raises(ValueError, match="only one engine decodes"):
+            Cluster.model_validate(cluster)
