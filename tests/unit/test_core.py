@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,6 +110,7 @@ def test_doctor_and_results_say_which_core_runs():
     from schedlab.experiments.specification.loading import make_spec
 
     (finding,) = [found for found in examine() if found.subject == "core"]
+    assert finding.state == ("missing" if core.running() == "python" else "ok")
     python = ("Python; of the compiled one: it is", "Python; of the compiled one: SCHEDLAB_CORE")
     assert finding.detail.startswith(("compiled (mypyc", *python))
     spec = make_spec({"name": "one", "workload": {"trace": "fixed", "num_requests": 1}})
@@ -140,3 +142,18 @@ def test_both_cores_give_the_same_bytes_for_every_policy():
     python = digests("python")
     assert len(python) == len(small_runs.CASES)
     assert digests("compiled") == python
+
+
+def test_doctor_finds_no_fault_with_a_compiled_core_and_says_what_a_python_one_costs(monkeypatch):
+    from schedlab.experiments.commands import doctor
+
+    for running, why, state, detail in (
+        ("compiled (mypyc 9)", "old", "ok", "compiled (mypyc 9)"),
+        ("python", "it is old", "missing", "of the compiled one: it is old; simulations take"),
+        ("python", "", "missing", "of the compiled one: SCHEDLAB_CORE asks for the Python one; "),
+    ):
+        told = SimpleNamespace(running=lambda: running, why_not=lambda: why)  # noqa: B023
+        monkeypatch.setattr(doctor, "core", told)
+        found = doctor._core()
+        assert (found.subject, found.state) == ("core", state)
+        assert detail in found.detail
