@@ -23,7 +23,12 @@ from schedlab.experiments.search.recommend import (
     serve_line,
     usd_per_million_tokens,
 )
-from schedlab.experiments.search.recommend_report import HEADER, recommend_lines, tried_rows
+from schedlab.experiments.search.recommend_report import (
+    HEADER,
+    _served,
+    recommend_lines,
+    tried_rows,
+)
 from schedlab.experiments.search.vllm_defaults import RELEASES, default_limits, release
 from schedlab.experiments.statistics import (
     Estimate,
@@ -506,3 +511,16 @@ def test_recommendation_that_is_not_vllms_own_is_held_against_it():
     own = "vLLM's own settings (TP 4 x 1, 256 seqs, 2048 tokens, fcfs)"
     assert lines[3] == verdict("it", own, "requests/s", change, True)
     assert lines[3].startswith("it beats")
+
+
+@pytest.mark.parametrize("stage", ["deployment", "confirmed"])
+def test_rate_that_was_found_is_told_with_its_bound_and_an_interval_if_it_is_confirmed(stage):
+    def served(error="", bound=""):
+        found = SimpleNamespace(error=error, bound=bound, value=Estimate(1.5, 0.25))
+        return _served(Tried(stage, Candidate(1, 1, 8, 64), found))
+
+    known = with_interval(1.5, 0.25 if stage == "confirmed" else None)
+    assert served() == known
+    assert served(bound="above") == f">= {known}"
+    assert served(bound="below") == "none"
+    assert served(error="out of memory") == "cannot run"
