@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -184,6 +185,21 @@ def test_bracket_near_a_value_strides_on_where_it_is_not_there(near):
     assert (beyond.value, beyond.bound) == (40.0, "at least")
     below = searched(lambda value: 1.0, (1.0, 40.0), near=near)
     assert (below.value, below.bound) == (1.0, "below")
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+@pytest.mark.parametrize("least", [True, False])
+def test_strides_from_a_value_that_is_expected_grow_to_the_double_and_no_further(upwards, least):
+    tried = []
+    search = bracket(None, 1.0, 0.05, False, 100.0, least=least)
+    (value,) = next(search)
+    for _ in range(6):
+        tried.append(value)
+        (value,) = search.send([Probe(value, (-1.0 if upwards is not least else 1.0,))])
+    first = 1.05**2.5
+    strides = [first, first**2, first**4, 2.0, 2.0]
+    expected = 100 * np.cumprod([1.0, *strides]) ** (1 if upwards else -1)
+    assert tried == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("truth", [1, 3, 17])
@@ -1323,3 +1339,26 @@ def test_found_values_are_written_down_with_all_that_was_tried(best):
     assert first.startswith(
         "largest workload.request_rate at which p99_ttft_ms <= 900 and output_throughput >= 2.5 ("
     )
+
+
+def test_each_setting_that_was_searched_is_written_down_with_its_own_answer():
+    asked = spec(find={"maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 900}})
+
+    def found(k, error=""):
+        probes = (Probe(2.0 * k, (-5.0 * k,)), Probe(4.0 * k, (3.0 * k,)))
+        bracket = Bracket(2.0 * k, 4.0 * k, "", probes)
+        return Found(f"s{k}", (bracket,), (), (f"odd {k}",), num_requests=30 * k, error=error)
+
+    some = [found(1), found(2), found(3, "too large")]
+    data = find_data(asked, some, [], 7)["settings"]
+    for k, one in enumerate(data, 1):
+        expected = (f"s{k}", 30 * k, [f"odd {k}"], "too large" if k == 3 else None)
+        assert tuple(one[key] for key in ("label", "num_requests", "remarks", "error")) == expected
+        assert one["mean"] == (None if k == 3 else 2.0 * k)
+        (seed,) = one["replications"]
+        assert (seed["value"], seed["breaks_at"]) == (2.0 * k, 4.0 * k)
+        excess = {probe["value"]: probe["excess"] for probe in seed["tried"]}
+        at_most = "p99_ttft_ms <= 900"
+        assert excess == {2.0 * k: {at_most: -5.0 * k}, 4.0 * k: {at_most: 3.0 * k}}
+    said = find_lines(asked, some)
+    assert [line for line in said if line[0] == "s"] == ["s1: odd 1", "s2: odd 2", "s3: too large"]
