@@ -17,8 +17,14 @@ from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.searches import answers, tried, tuned
 from schedlab.experiments.figures.style import SIZES, new_figure, paper
 from schedlab.experiments.results.point_folder import PointMetrics
-from schedlab.experiments.results.saved_results import read_results
-from schedlab.experiments.results.selection import filtered, merged, num_gpus, relabelled
+from schedlab.experiments.results.saved_results import SavedResults, read_results
+from schedlab.experiments.results.selection import (
+    filtered,
+    merged,
+    num_gpus,
+    relabelled,
+    swept_key,
+)
 from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.sim.errors import SchedlabError, SpecError
 
@@ -635,3 +641,80 @@ def test_figures_that_suit_results_are_those_that_have_something_to_show(
     )
     monkeypatch.setattr(figures, "fleet_drawings", lambda results: [])
     assert [one.name for one in figures.drawings(results)] == names
+
+
+SHORT = {
+    "policy": "policy", "engine.max_num_seqs": "engine.max_num_seqs",
+    "max_num_seqs": "engine.max_num_seqs", "num_seqs": None, "seqs": None, "seed": None,
+    "rate": ["workload.rate", "arrivals.rate"], "workload.rate": "workload.rate",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_key_is_called_by_all_of_it_or_by_whole_words_of_its_end(name):
+    keys = ("engine.max_num_seqs", "workload.rate", "arrivals.rate")
+    rows = [Row("", "", {key: ""}, 1, {}) for key in (*keys, keys[0])]
+    if isinstance(SHORT[name], str):
+        assert swept_key(rows, name) == SHORT[name]
+    else:
+        said = "no key" if SHORT[name] is None else f"may be {' or '.join(SHORT[name])}: write"
+        with pytest.raises(SpecError, match=said):
+            swept_key(rows, name)
+
+
+def folders_of(tmp_path, number):
+    """Two results, with what each part of them says of its own."""
+    for one in range(number):
+        folder = tmp_path / f"place{one}" / "run"
+        rows, runs = [], []
+        for policy in ("fcfs", "sjf"):
+            place = folder / policy
+            place.mkdir(parents=True)
+            spec = {"engine": {"block_size": 10 + one}, "seed": 0 if one else None}
+            head = {"schedlab": {"provenance": {"spec": spec}}}
+            (place / "result.json").write_text(json.dumps(head))
+            settings = {"policy": policy} | ({"seed": "7"} if one == 0 else {})
+            rows.append(Row(policy, policy, settings, 1, {}))
+            runs.append(PointMetrics(policy, settings, 0, policy, {"a": one}, folder=place))
+        yield SavedResults(
+            folder, f"name{one % 2}", rows, runs,
+            [{"name": "both"}, {"name": f"model{one}"}], ["p", f"p{one}"], [f"w{one}", "w"],
+        )  # fmt: skip
+
+
+def test_several_results_are_one_that_lies_with_the_first_and_keeps_what_each_row_is_of(tmp_path):
+    several = list(folders_of(tmp_path, 3))
+    both = merged(several)
+    assert (both.folder, both.name) == (several[0].folder, "name0 and name1")
+    assert both.predictors == ["p", "p0", "p1", "p2"]
+    assert both.warnings == ["w0", "w", "w1", "w2"]
+    assert [one["name"] for one in both.cost_models] == ["both", "model0", "model1", "model2"]
+    expected = [
+        (f"place{i}/run: {policy}", policy,
+         {"folder": f"place{i}/run", "policy": policy, "seed": "7" if i == 0 else "0"})
+        for i in range(3) for policy in ("fcfs", "sjf")
+    ]  # fmt: skip
+    assert [(row.label, row.policy, row.settings) for row in both.rows] == expected
+    assert [(run.label, run.policy, run.settings) for run in both.runs] == expected
+    assert [run.metrics["a"] for run in both.runs] == [0, 0, 1, 1, 2, 2]
+    assert merged(several[1:2]) is several[1]
+    with pytest.raises(SpecError, match="run is named twice"):
+        merged([several[0], several[0]])
+
+
+def test_filter_keeps_rows_and_runs_that_have_one_of_the_values_of_every_key(tmp_path):
+    both = merged(list(folders_of(tmp_path, 3)))
+    for wanted, places in (
+        ({"policy": ["sjf"]}, [1, 3, 5]), ({"seed": ["0"]}, [2, 3, 4, 5]),
+        ({"policy": ["sjf"], "seed": ["7"]}, [1]), ({"policy": ["sjf", "fcfs"]}, range(6)),
+        ({"folder": ["place2/run", "place0/run"], "policy": ["fcfs"]}, [0, 4]),
+    ):  # fmt: skip
+        some = filtered(both, wanted)
+        assert some.rows == [both.rows[i] for i in places]
+        assert some.runs == [both.runs[i] for i in places]
+    for wanted, said in (
+        ({"polcy": ["sjf"]}, "no key 'polcy' is swept here; did you mean policy"),
+        ({"policy": ["fcfs", "sfj"]}, "no setting has policy=sfj; did you mean sjf"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            filtered(both, wanted)
