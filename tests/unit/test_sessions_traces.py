@@ -430,8 +430,9 @@ def test_specification_that_contradicts_sessions_is_refused(changes, message):
 
 
 def test_what_needs_to_know_arrivals_beforehand_is_refused():
-    with pytest.raises(SpecError, match="frontend: not with sessions"):
-        run(drawn(frontend={"latency_s": 0.1}))
+    for fleet in ({}, {"cluster": 2}):
+        with pytest.raises(SpecError, match="frontend: not with sessions"):
+            run(drawn(frontend={"latency_s": 0.1}, **fleet))
     plain = {"trace": "azure-conv", "num_requests": 9, "session_rate": 1.0}
     with pytest.raises(SpecError, match="session_rate: the workload has no sessions"):
         run(make_spec({"name": "s", "workload": plain}))
