@@ -143,6 +143,28 @@ class Overeager(SimExecutor):
         return Steps(steps.durations_ns + steps.durations_ns[-1:], 0, [])
 
 
+class OvereagerInTime(SimExecutor):
+    """Runs a step more than it is asked for where that one begins before the horizon."""
+
+    def execute(self, work, max_steps, horizon_ns):
+        steps = super().execute(work, max_steps, horizon_ns)
+        end_ns = work.now_ns + sum(steps.durations_ns)
+        if steps.finished or len(steps.durations_ns) < max_steps or end_ns >= horizon_ns:
+            return steps
+        return Steps(steps.durations_ns + steps.durations_ns[-1:], steps.overhead_ns, [])
+
+
+class OvereagerInNumber(SimExecutor):
+    """Runs the steps it may, the last of them behind the horizon."""
+
+    def execute(self, work, max_steps, horizon_ns):
+        steps = super().execute(work, max_steps, horizon_ns)
+        end_ns = work.now_ns + sum(steps.durations_ns)
+        if steps.finished or len(steps.durations_ns) >= max_steps or end_ns < horizon_ns:
+            return steps
+        return Steps(steps.durations_ns + steps.durations_ns[-1:], steps.overhead_ns, [])
+
+
 class Wrong(SimExecutor):
     """Answers every fifth time what a step cannot be."""
 
@@ -197,6 +219,8 @@ class Drifting(SimExecutor):
 
 BAD_EXECUTORS = [
     (Overeager, "runs_no_more_than_asked", "steps, asked for|starts at"),
+    (OvereagerInTime, "runs_no_more_than_asked", r"(\d+) steps, asked for 1 to (?!\1)"),
+    (OvereagerInNumber, "runs_no_more_than_asked", "last step starts at .* ns, not before"),
     (CutsShort, "generates_true_lengths", "gets .* tokens, not"),
     (Drifting, "runs_many_steps_as_single_ones", "the runs differ at"),
     (wrong("a float"), "runs_no_more_than_asked", r"a step takes \d+\.0 ns"),
