@@ -841,6 +841,53 @@ def test_options_of_validate_that_do_not_go_together_are_refused(
     assert said in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_recorded_run_is_predicted_and_told_by_metric_measured_predicted_and_error(
+    monkeypatch, tmp_path, elsewhere, as_json
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        text = f"{{name: {name}, workload: {{trace: fixed, num_requests: 3}}}}"
+        Path(f"{name}.yaml").write_text(text)
+    found = SimpleNamespace(
+        to_data=lambda: {"d": 1}, rows=lambda: [("TTFT Mean", "11", "22", "+100%")],
+        lines=lambda: ["a line"],
+    )  # fmt: skip
+    asked = []
+
+    def with_terms(spec, other, progress):
+        asked.append((spec, other))
+        return "the terms", found
+
+    comparing = "schedlab.experiments.comparing"
+    monkeypatch.setattr(f"{comparing}.validate.validate", lambda one: asked.append(one) or found)
+    monkeypatch.setattr(f"{comparing}.host_terms.validate_elsewhere", with_terms)
+    words = ["seed=4"]
+    if elsewhere:
+        words += ["--fitted-on", "two.yaml", "--spec-only", "engine.max_num_seqs=5",
+                  "--other-only", "engine.max_num_seqs=6"]  # fmt: skip
+    done = schedlab("validate", "one.yaml", *words, *(["--json"] if as_json else []))
+    assert done.exit_code == 0, done.output
+    told = "fitted on two.yaml: the terms"
+    if as_json:
+        assert json.loads(done.stdout) == {"d": 1}
+        assert (told in done.stderr) is elsewhere
+    else:
+        first, *others = filter(str.strip, done.stdout.splitlines())
+        assert (first == told) is elsewhere
+        title, header, *_, row, line = others if elsewhere else [first, *others]
+        assert title.strip() == "one (ms)"
+        assert header.split() == ["metric", "measured", "predicted", "error"]
+        assert row.split() == ["TTFT", "Mean", "11", "22", "+100%"]
+        assert line == "a line"
+    (given,) = asked
+    specs = given if elsewhere else [given]
+    assert [(one.name, one.seed, one.engine.max_num_seqs) for one in specs] == (
+        [("one", 4, 5), ("two", 4, 6)] if elsewhere else [("one", 4, specs[0].engine.max_num_seqs)]
+    )
+
+
 @pytest.mark.parametrize("front_end", [None, "f.yaml"])
 def test_load_tests_are_predicted_or_measure_their_front_end(monkeypatch, tmp_path, front_end):
     asked = []
