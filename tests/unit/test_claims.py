@@ -3,16 +3,18 @@
 import hashlib
 import json
 import math
+import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from schedlab.experiments.claims import report
+from schedlab.experiments.claims import readings, report
 from schedlab.experiments.claims.claims import (
     MeasuredFigure,
     compared,
@@ -428,6 +430,68 @@ def test_capacity_under_two_bars_is_where_the_first_of_them_breaks():
     read = Readings(spec, Known()).read([spec.claim.figures[1]])
     assert [r.value for r in read["capacity", "of"]] == [pytest.approx(4 + 16 / 5)] * 3
     assert not any(r.is_bound for r in read["capacity", "against"])
+
+
+def test_capacity_is_where_a_naive_count_has_it_and_nothing_above_it_is_run(monkeypatch):
+    """Over drawn tables: bars that are just met, that are not known, and that heal again."""
+    rates, draw, bounds = (1.0, 4.0, 20.0, 60.0), random.Random(11), 0
+    given = experiment(replications=2)
+    given["sweep"]["workload.request_rate"] = list(rates)
+    bars = {"at_most": {"mean_ttft_ms": 100}, "at_least": {"slo_attainment": 0.75}}
+    given["claim"]["figures"][1]["capacity"] = {"over": "workload.request_rate", **bars}
+    spec = make_spec(given)
+    points = readings.points(spec)
+    monkeypatch.setattr(readings, "points", lambda asked: points)
+
+    def naive(table):
+        before = None
+        for rate in rates:
+            over = (table[rate]["mean_ttft_ms"] - 100.0, 0.75 - table[rate]["slo_attainment"])
+            if any(map(math.isnan, over)):
+                return math.nan, False
+            if max(over) > 0:
+                if before is None:
+                    return math.nan, False
+                held, slack = before
+                meets = [
+                    np.interp(0.0, [low, high], [held, rate])
+                    for low, high in zip(slack, over, strict=True) if high > 0
+                ]  # fmt: skip
+                return min(meets), False
+            before = rate, over
+        return rates[-1], True
+
+    for _ in range(60):
+        table = {
+            rate: {
+                "mean_ttft_ms": draw.choice((50.0, 60.0, 100.0, 100.0, 140.0, 300.0)),
+                "slo_attainment": draw.choice((1.0, 0.75, 0.75, 0.8, 0.5, math.nan)),
+            }
+            if draw.random() < 0.7
+            else {"mean_ttft_ms": 90.0, "slo_attainment": 1.0}
+            for rate in rates
+        }
+        asked = []
+
+        class Known:
+            def points(self, wanted):
+                here = [spec.workload.request_rate for spec, _ in wanted]
+                asked.extend(here)  # noqa: B023
+                return [PointMetrics("", {}, 0, "fcfs", table[rate]) for rate in here]  # noqa: B023
+
+        (value, is_bound), _ = Readings(spec, Known()).read([spec.claim.figures[1]])[
+            "capacity", "of"
+        ]
+        expected, beyond = naive(table)
+        assert (value, is_bound) == (pytest.approx(expected, nan_ok=True), beyond)
+        last = next((r for r in rates if not holds(table[r])), rates[-1])
+        assert set(asked) == {rate for rate in rates if rate <= last}
+        bounds += beyond
+    assert 0 < bounds < 60
+
+
+def holds(values):
+    return values["mean_ttft_ms"] <= 100 and values["slo_attainment"] >= 0.75
 
 
 def test_points_that_were_read_before_are_not_asked_for_again():
