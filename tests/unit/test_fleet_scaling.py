@@ -1,7 +1,10 @@
+import math
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab import core
@@ -531,3 +534,106 @@ def test_engine_that_leaves_ends_its_last_spans_and_for_good_also_what_is_paid()
     one.leave(40, for_good=True)
     assert (one.paid, one.served) == ([Span(0, 10), Span(20, 40)], [Span(2, 9), Span(25, 30)])
     assert not one.comes_back
+
+
+def naive_planner(seen, ttft_ms, itl_ms, step_ms):
+    """Count engines as the planner's page has it, each batch tried in turn."""
+    if not (seen.came and seen.answers and seen.engines):
+        return seen.num_engines
+    rate = len(seen.came) / seen.interval_s
+    prompt = np.mean([one.prompt_tokens for one in seen.came])
+    output = np.mean([one.output_tokens for one in seen.answers])
+    needed = 0.0
+    if seen.role in ("mixed", "prefill"):
+        alone_ms = step_ms(round(prompt), 0, 0)
+        took = np.mean([one.ttft_ms for one in seen.answers]) / alone_ms
+        needed += rate * prompt / (prompt / alone_ms * 1e3 / min(1.0, took))
+    if seen.role in ("mixed", "decode"):
+        context = prompt + output / 2
+        tpots_ms = [one.tpot_ms for one in seen.answers if one.output_tokens > 1]
+        running = max(np.mean([one.num_running for one in seen.engines]), 1)
+        target_ms = itl_ms
+        if tpots_ms and np.mean(tpots_ms):
+            target_ms /= np.mean(tpots_ms) / step_ms(0, round(running), round(context))
+        most = max(int(seen.engines[0].num_blocks * seen.engines[0].block_size / context), 1)
+        batch = 1
+        while batch < most and step_ms(0, batch + 1, round(context)) <= target_ms:
+            batch += 1
+        needed += rate * output / (batch / step_ms(0, batch, round(context)) * 1e3)
+    return max(math.ceil(needed), 1)
+
+
+def test_planner_asks_for_as_many_engines_as_a_naive_count():
+    def step_ms(prompt, batch, context):
+        return 40.0 + 2 * prompt + 10 * batch + batch * context / 100
+
+    def step_ns(shape):
+        prompts = sum(n for n, _ in shape.chunks)
+        mean = shape.decode_context_max_tokens
+        return round(1e6 * step_ms(prompts, shape.num_decodes, mean))
+
+    draw, found = random.Random(4), set()
+    for i in range(150):
+        engines = [engine(running=draw.randrange(9), step_ns=step_ns) for _ in range(i % 3 + 1)]
+        came = [SimpleNamespace(prompt_tokens=draw.randint(1, 90)) for _ in range(i % 7 * 40)]
+        answers = [
+            Answer(50, draw.choice((1, 2, 40, 90)), draw.choice((40.0, 400.0)),
+                   draw.choice((0.0, 60.0, 200.0)), True)
+            for _ in range(draw.randrange(4))
+        ]  # fmt: skip
+        role = draw.choice(("mixed", "decode", "prefill"))
+        targets = {"ttft_ms": 100.0, "itl_ms": draw.choice((20.0, 90.0, 400.0))}
+        seen = pool(*engines, num_engines=7, role=role, came=came, answers=answers)
+        expected = naive_planner(seen, **targets, step_ms=step_ms)
+        assert registry.make("dynamo_planner", **targets).num_engines(seen) == expected
+        found.add(expected)
+    assert len(found) > 8
+
+
+def test_autoscalers_of_loads_ask_for_as_many_engines_as_naive_counts():
+    draw = random.Random(5)
+    for metric in ("num_waiting", "num_in_flight", "kv_use"):
+        target = 0.5 if metric == "kv_use" else 4.0
+        hpa = registry.make(
+            "hpa", metric=metric, target=target, tolerance=0.25, stabilization_s=30.0
+        )
+        kv = registry.make("kv_thresholds", up=0.75, down=0.25)
+        slo = registry.make("slo_attainment", target=0.75, patience=3)
+        past, held = [], 0
+        for now_s in range(0, 900, 10):
+            base = draw.choice((0, 25, 50, 75, 100))
+            engines = [
+                SimpleNamespace(
+                    num_waiting=base * draw.choice((0, 4)) // 50,
+                    num_in_flight=base // 5,
+                    used_blocks=base, num_blocks=draw.choice((100, 100, 200)),
+                )
+                for _ in range(draw.choice((0, 1, 1, 2, 3)))
+            ]  # fmt: skip
+            answers = [
+                Answer(9, 9, 1.0, 1.0, draw.random() < 0.8)
+                for _ in range(draw.choice((0, 0, 1, 4)))
+            ]
+            count = draw.randint(0, 5)
+            seen = pool(*engines, num_engines=count, now_s=float(now_s), answers=answers)
+            uses = [one.used_blocks / one.num_blocks for one in engines]
+            values = uses if metric == "kv_use" else [getattr(one, metric) for one in engines]
+            wanted = count
+            if values and not 0.75 <= np.mean(values) / target <= 1.25:
+                wanted = math.ceil(count * np.mean(values) / target)
+            past.append((now_s, wanted))
+            lately = max(n for at, n in past if at >= now_s - 30)
+            assert hpa.num_engines(seen) == (wanted if wanted >= count else min(lately, count))
+            change = 0
+            if uses:
+                change = int(np.mean(uses) > 0.75) - int(np.mean(uses) < 0.25)
+            assert kv.num_engines(seen) == max(count + change, 0)
+            if answers:
+                holds = sum(one.holds_targets for one in answers) / len(answers) >= 0.75
+            else:
+                holds = all(one.num_waiting == 0 for one in engines)
+            held = held + 1 if holds else 0
+            expected = count if holds else count + 1
+            if held == 3:
+                held, expected = 0, max(count - 1, 0)
+            assert slo.num_engines(seen) == expected
