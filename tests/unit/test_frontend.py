@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -447,3 +448,27 @@ def test_file_of_a_front_end_with_a_fault_names_it_and_the_key(tmp_path, data, s
     with pytest.raises(SpecError, match=said) as refused:
         read_frontend(path)
     assert str(path) in str(refused.value)
+
+
+def test_two_models_suffice_to_measure_a_front_end(monkeypatch):
+    stage = frontend_measurement.Gap(gap_s=0.25, measured_s=0.5, tokens=10.0)
+    gaps = {"m": [stage], "n": [replace(stage, gap_s=0.5)]}
+    of = frontend_measurement
+    monkeypatch.setattr(of, "_test_of", lambda spec: SimpleNamespace(model=spec.name))
+    monkeypatch.setattr(of, "_gaps", lambda spec, test: gaps[test.model])
+    monkeypatch.setattr(of, "_fit", lambda some, source: (tuple(some), source))
+    monkeypatch.setattr(of, "_with", lambda spec, without: (spec.name, without))
+    monkeypatch.setattr(
+        of, "validate_load_tests",
+        lambda specs: SimpleNamespace(stages=tuple(specs), notes=("note", specs[0][0]), cpu_s=1.5),
+    )  # fmt: skip
+    told = []
+    found = measure_frontend(
+        [SimpleNamespace(name=name) for name in "mn"], "source", lambda *said: told.append(said)
+    )
+    without = {"m": (tuple(gaps["n"]), "source"), "n": (tuple(gaps["m"]), "source")}
+    assert found.without == without
+    assert found.frontend == ((*gaps["m"], *gaps["n"]), "source")
+    assert found.held_out.stages == tuple(without.items())
+    assert (found.held_out.notes, found.held_out.cpu_s) == (("note", "m", "n"), 3.0)
+    assert [(done, total) for done, total, _ in told] == [(0, 4), (1, 4), (2, 4), (3, 4)]
