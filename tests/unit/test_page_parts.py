@@ -188,3 +188,41 @@ def test_fleet_on_a_page_has_its_table_and_figures_and_is_absent_where_there_is_
 )
 def test_accuracy_is_told_as_it_was_published_or_that_none_is_known(described, told):
     assert page_module._accuracy(described) == told
+
+
+def test_page_begins_with_how_much_of_what_was_run():
+    def lead(rows, *origins):
+        heads = [{"provenance": one} for one in origins]
+        return page_module._lead(SimpleNamespace(rows=rows), heads)
+
+    one, two = row(1, num_requests=1200), row(1, num_requests=300)
+    assert lead([one]) == "1,200 requests"
+    assert lead([one, two]) == "2 settings · 300 to 1,200 requests"
+    assert lead([two, two]) == "2 settings · 300 requests"
+    assert lead([row(2, num_requests=5)]) == "2 replications each · 5 requests"
+    several = [row(n, num_requests=5) for n in (3, 1, 3)]
+    assert lead(several) == "3 settings · 1-3 replications each · 5 requests"
+    model = {"model": "m", "hardware": "h"}
+    assert lead([one], model, {**model, "backend": "sim"}) == "1,200 requests · m · h · sim"
+    assert lead([one], model, {"model": "n"}) == "1,200 requests · m, n · h"
+
+
+def test_verdicts_need_two_settings_of_a_load_and_two_seeds_of_every_setting():
+    def verdicts(*settings):
+        rows, runs = [], {}
+        for policy, rate, seeds in settings:
+            label = f"{policy} {rate}"
+            rows.append(Row(label, policy, {"workload.request_rate": rate}, seeds, {}))
+            metrics = [
+                {name: 10.0 * len(policy) + k for name in page_module._JUDGED} for k in range(seeds)
+            ]
+            runs[label] = [
+                SimpleNamespace(head=lambda told=told: {"metrics": told}) for told in metrics
+            ]
+        results = SimpleNamespace(rows=rows, of=lambda one: runs[one.label])
+        return page_module._verdicts(results)
+
+    assert verdicts(("a", "1", 2), ("bb", "2", 2)) is None, "no two at a load"
+    assert verdicts(("a", "1", 2), ("bb", "1", 1)) is None, "a setting of one seed"
+    assert verdicts(("a", "1", 2), ("bb", "1", 2)) is not None
+    assert verdicts(("a", "1", 2), ("bb", "2", 2), ("ccc", "2", 2)) is not None
