@@ -1,5 +1,6 @@
 """Policies that know the session of a request: who goes first, and whose memory is kept."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -244,6 +245,34 @@ def test_continuum_keeps_for_the_time_of_the_past_that_gains_most(
 ):
     policy = registry.make("continuum", memory_price=price)
     assert policy._best_ttl_ns(past_ns, saved_ns) == kept_ns
+
+
+def test_continuum_keeps_from_now_on_what_the_past_of_the_very_tool_says():
+    policy = registry.make("continuum", memory_price=0.5, default_ttl_s=3e-6, min_calls=3)
+    policy.restore_ns = lambda state: 40
+    draw, past = random.Random(2), {}
+    for i in range(80):
+        tool, gap_ns = draw.choice(("search", "shell", None)), draw.randrange(1, 90)
+        side_by_side = draw.choice((1, 1, 2))
+        session = SimpleNamespace(tool=tool, num_in_flight=side_by_side, last_gap_ns=gap_ns)
+        state = SimpleNamespace(session=draw.choice((session, session, None)), tool=tool)
+        now_ns = 1_000 * i
+        policy.on_arrival(state, now_ns)
+        if state.session is not None and tool is not None and side_by_side == 1:
+            past.setdefault(tool, []).append(gap_ns)
+        known = past.get(tool, [])
+        if tool is None:
+            expected = now_ns
+        elif len(known) < 3:
+            expected = now_ns + 3_000
+        else:
+            gains = {
+                ttl: sum(g <= ttl for g in known) * 40 - 0.5 * sum(min(g, ttl) for g in known)
+                for ttl in sorted(known)
+            }
+            best = max(gains, key=gains.get)
+            expected = now_ns + (best + 1 if gains[best] > 0 else 0)
+        assert policy.keeps_until(state, now_ns) == expected
 
 
 def with_tiers(*tiers):
