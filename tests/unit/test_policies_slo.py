@@ -682,3 +682,16 @@ def test_qoserve_expects_the_mean_of_past_answers_and_two_deviations(lengths):
         past.add(tokens)
     mean, deviation = (np.mean(lengths), np.std(lengths)) if lengths else (0.0, 0.0)
     assert past.high() == pytest.approx(mean + 2 * deviation, rel=1e-9)
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.WAITING])
+@pytest.mark.parametrize("tpot_ms", [None, 2.5])
+def test_slai_takes_up_who_decodes_already_and_targets_of_its_own(status, tpot_ms):
+    policy, due = registry.make("slai"), []
+    policy._moments = SimpleNamespace(is_due=due.append)
+    slo = Slo(ttft_ms=9.0) if tpot_ms is None else Slo(tpot_ms=tpot_ms)
+    state = RequestState(arrival(3, 0, 5, 4, slo=slo).request)
+    state.status = status
+    policy.on_arrival(state, 0)
+    assert due == ([state] if status is Status.RUNNING else [])
+    assert policy._own_targets_ns == ({} if tpot_ms is None else {state: 2_500_000})
