@@ -26,6 +26,21 @@ from tests.laws import LinearCost, arrival
 from tests.traced import batches, limits
 
 
+@pytest.mark.parametrize(("a_token_s", "exists"), [(2**-8, True), (2**-7, False), (2**-6, False)])
+def test_fluid_equilibrium_needs_some_time_left(a_token_s, exists):
+    args = [2.0, 0.5], [14.5, 7.5], [3.0, 1.0]  # 2 * 4 * 16 + 0.5 * 2 * 8 = 136
+    if exists:
+        fluid = fluid_equilibrium(*args, step_base_s=1.0, step_s_per_token=a_token_s)
+        step_s = 1.0 / (1 - 136 * a_token_s)
+        assert fluid.step_s == pytest.approx(step_s)
+        assert fluid.admitted == pytest.approx((2 * step_s, 0.5 * step_s))
+    else:
+        with pytest.raises(ValueError, match="no equilibrium"):
+            fluid_equilibrium(*args, step_base_s=1.0, step_s_per_token=a_token_s)
+    with pytest.raises(ValueError, match="no equilibrium"):  # just all of the time
+        fluid_equilibrium([1.0], [15.0], [1.0], step_base_s=1.0, step_s_per_token=1 / 31)
+
+
 def test_fluid_equilibrium_balances_arrivals_and_steps():
     # 2 requests a second, each 11 stages and 15 tokens in memory on average: 330 tokens in
     # memory a second of step time, at 1 ms each a third of the time.
