@@ -195,6 +195,30 @@ def test_serve_line_names_only_what_differs_from_vllms_defaults():
     }
 
 
+def test_serve_line_says_nothing_of_an_engine_alone_as_vllm_starts_it():
+    limits = RELEASES["0.32"].other
+    candidate = Candidate(1, 1, limits.max_num_seqs, limits.max_num_batched_tokens)
+    found = SimpleNamespace(
+        question=question(dtype="", served=""), limits=limits, is_cut=False, max_model_len=3000,
+        best=SimpleNamespace(candidate=candidate),
+    )  # fmt: skip
+    start = f"vllm serve {UNNAMED}"
+    assert serve_line(found) == start
+    for changes, option in (
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
+        ({"replicas": 2}, "--data-parallel-size 2"),
+        ({"max_num_seqs": limits.max_num_seqs + 1}, f"--max-num-seqs {limits.max_num_seqs + 1}"),
+        ({"max_num_batched_tokens": 7}, "--max-num-batched-tokens 7"),
+        ({"policy": "priority"}, "--scheduling-policy priority"),
+    ):
+        found.best.candidate = candidate._replace(**changes)
+        assert serve_line(found) == f"{start} \\\n    {option}"
+    found.best.candidate, found.is_cut = candidate, True
+    for length, told in ((3000, 2048), (1023, 1023), (1024, 1024)):
+        found.max_model_len = length
+        assert serve_line(found) == f"{start} \\\n    --max-model-len {told}"
+
+
 def test_cost_of_a_million_tokens_counts_every_gpu():
     # Two GPUs at 3.60 an hour are 0.002 a second, for 4,000 tokens.
     assert usd_per_million_tokens(3.6, 2, 4000.0) == pytest.approx(0.5)
