@@ -1362,3 +1362,47 @@ def test_each_setting_that_was_searched_is_written_down_with_its_own_answer():
         assert excess == {2.0 * k: {at_most: -5.0 * k}, 4.0 * k: {at_most: 3.0 * k}}
     said = find_lines(asked, some)
     assert [line for line in said if line[0] == "s"] == ["s1: odd 1", "s2: odd 2", "s3: too large"]
+
+
+@pytest.mark.parametrize("best", ["maximize", "minimize"])
+def test_what_is_optimized_is_written_down_with_the_one_key_that_says_so(best):
+    key = "workload.request_rate" if best == "maximize" else "engine.max_num_seqs"
+    asked = spec(find={best: key, "at_most": {"p99_ttft_ms": 900}})
+    data = find_data(asked, [], [], 0)["find"]
+    assert data[best] == key
+    assert {"maximize", "minimize"} & data.keys() == {best}
+
+
+def test_points_are_given_in_the_order_asked_and_those_that_fail_end_it():
+    """Run by stand-ins: one is there already, one is new, one fails."""
+    jobs = {
+        name: SimpleNamespace(content_hash=f"hash {name}", label=f"label {name}",
+                              spec=SimpleNamespace(seed=k))
+        for k, name in enumerate("abc")
+    }  # fmt: skip
+    told = "steps outside what the cost model was measured in"
+    points = {
+        name: PointMetrics(name, {}, 0, "fcfs", {}, cost_model={"name": of}, warnings=said)
+        for name, of, said in (("a", "m", ["odd"]), ("b", "n", ["fine", told]), ("c", "m", []))
+    }  # fmt: skip
+
+    class Shelf:
+        def job(self, asked, label):
+            assert label == f"label {asked}"
+            return jobs[asked]
+
+        def load(self, job):
+            return points[job.label[-1]]
+
+    runs = Runs(Shelf(), None)
+    fails = Done(jobs["c"], 1.0, "it broke")
+    failures = []
+    runs.run = lambda asked: failures
+    wanted = [(name, f"label {name}") for name in "bac"]
+    assert runs.points(wanted) == [points[name] for name in "bac"]
+    assert runs.cost_models == [{"name": "n"}, {"name": "m"}]
+    assert runs.extrapolated == {"hash b": f"label b: {told}"}
+    failures.append(fails)
+    assert runs.tried(wanted) == [points["b"], points["a"], fails]
+    with pytest.raises(SchedlabError, match=r"label c, seed 2: it broke$"):
+        runs.points(wanted)
