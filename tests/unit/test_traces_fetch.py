@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab import traces
+from schedlab.experiments.commands import trace_fetch
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.identity import spec_hash
@@ -533,3 +534,34 @@ def test_failure_is_told_with_what_is_kept_and_what_to_do(tmp_path):
         assert fetch._explained(error, "u", trace, part) == text
     part.write_bytes(b"")
     assert fetch._explained(OSError("odd"), "u", trace, part) == "u: odd"
+
+
+def test_bar_of_a_fetch_says_megabytes_and_is_as_long_as_the_share_that_came():
+    drawn = []
+    trace_fetch._draw(lambda *given: drawn.append(given), "azure", 1_500_000, 6_000_000)
+    trace_fetch._draw(None, "azure", 1, 2)
+    assert drawn == [("azure: 1.5 of 6.0 MB", 0.25)]
+
+
+def test_download_is_given_up_after_three_attempts_in_a_row_that_bring_nothing(monkeypatch):
+    def tried(pieces):
+        file, attempts = io.BytesIO(), iter(pieces)
+
+        def append(url, file, num_bytes, progress):
+            piece = next(attempts)
+            file.write(piece)
+            if file.tell() < num_bytes:
+                raise TimeoutError("cut off")
+
+        monkeypatch.setattr(fetch, "_append", append)
+        fetch._download("u", file, 4, None)
+        return file.getvalue()
+
+    some, none = b"x", b""
+    assert (
+        tried([none, none, some, none, none, some, none, none, some, none, none, some]) == b"xxxx"
+    )
+    assert tried([some] * 4) == b"xxxx"
+    for pieces in ([none] * 3, [some, none, none, none], [none, none, some, none, none, none]):
+        with pytest.raises(fetch._CutOffError, match="cut off"):
+            tried([*pieces, b"xxxx"])
