@@ -1,6 +1,7 @@
 """The statistics of public traces against printed figures that were computed independently."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from schedlab.sim.errors import TraceError
 from schedlab.traces import Trace, read
 from schedlab.traces.prefix_hashes import PrefixHashes
-from schedlab.traces.prefix_statistics import describe_prefixes, lru_hit_rate
+from schedlab.traces.prefix_statistics import _reuse_gaps_s, describe_prefixes, lru_hit_rate
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.statistics import describe, fit_gamma, fit_lognormal
 from tests.data_folder import data_folder
@@ -218,3 +219,10 @@ def test_block_seen_only_off_prefix_is_no_hit():
 def test_describe_prefixes_without_hashes_raises():
     with pytest.raises(TraceError, match=r"^a\.csv: no prefix hashes"):
         describe_prefixes(tiny(report=ReadReport(path="a.csv")))
+
+
+def test_blocks_of_a_trace_without_times_are_used_again_after_no_known_time():
+    block, row = np.array([7, 8, 7, 7]), np.array([0, 1, 2, 3])
+    timed = SimpleNamespace(arrival_ns=np.array([1, 2, 5, 9]) * 10**9)
+    assert _reuse_gaps_s(timed, block, row).tolist() == [4.0, 4.0]
+    assert _reuse_gaps_s(SimpleNamespace(arrival_ns=None), block, row).tolist() == []
