@@ -10,6 +10,7 @@ from schedlab.experiments.comparing.vllm_recording import read_recording
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import TraceError
 from schedlab.traces import detect_format, read
+from schedlab.traces.readers.client_results import read_client_results
 
 VLLM = {
     "date": "20261122-101500", "num_prompts": 3, "completed": 2, "failed": 1,
@@ -142,3 +143,17 @@ def test_prediction_is_held_against_what_a_client_saved(saved):
 def test_file_that_is_no_recording_is_refused_with_request_and_key(data, said, saved):
     with pytest.raises(TraceError, match=said):
         read_recording(saved(data))
+
+
+def test_results_of_vllm_without_requests_are_told_from_what_is_none_of_them(tmp_path):
+    path = tmp_path / "results.json"
+    totals = {"request_throughput": 1.0, "total_input_tokens": 9}
+    for data, said in (
+        (totals, "saved no single requests"), ({**totals, "more": 1}, "saved no single requests"),
+        ({"request_throughput": 1.0}, "not the per-request results of a load generator"),
+        ({}, "not the per-request results"), ("text", "not the per-request results"),
+        ([], "no request was answered"),
+    ):  # fmt: skip
+        path.write_text(json.dumps(data))
+        with pytest.raises(TraceError, match=said):
+            read_client_results(path)
