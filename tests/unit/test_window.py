@@ -89,6 +89,9 @@ def test_window_survives_saving_and_is_told(tmp_path):
     assert len(loaded.requests["id"]) == 300
     (line,) = warnings(part)
     assert "250 of 300 requests arrived then" in line
+    first_ns = part.requests["arrival_ns"].min()
+    begin_s, end_s = ((at - first_ns) / 1e9 for at in (part.window.begin_ns, part.window.end_ns))
+    assert line.startswith(f"measured from {begin_s:.4g} s to {end_s:.4g} s after the first arriv")
     (only,) = loaded.metrics_by("priority").values()
     assert only["num_requests"] == 250
 
