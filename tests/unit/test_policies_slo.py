@@ -3,6 +3,8 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
+import math
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +18,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import RequestState, Slo, Status
@@ -695,3 +698,82 @@ def test_slai_takes_up_who_decodes_already_and_targets_of_its_own(status, tpot_m
     policy.on_arrival(state, 0)
     assert due == ([state] if status is Status.RUNNING else [])
     assert policy._own_targets_ns == ({} if tpot_ms is None else {state: 2_500_000})
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.WAITING])
+@pytest.mark.parametrize("tpot_ms", [None, 2.5])
+def test_scorpio_expects_decodes_only_of_who_comes_running_and_notes_its_target(status, tpot_ms):
+    policy, told = registry.make("scorpio"), []
+    policy._credits = SimpleNamespace(own_targets_s={}, expect=lambda: told.append("expected"))
+    slo = Slo(ttft_ms=9.0) if tpot_ms is None else Slo(tpot_ms=tpot_ms)
+    state = RequestState(arrival(3, 0, 5, 4, slo=slo).request)
+    state.status = status
+    policy.on_arrival(state, 0)
+    assert told == (["expected"] if status is Status.RUNNING else [])
+    assert policy._credits.own_targets_s == ({} if tpot_ms is None else {state: 0.0025})
+
+
+@pytest.mark.parametrize("max_decodes", [1, 2, 3])
+def test_slai_gives_its_decodes_to_those_due_first_whoever_came_first(max_decodes):
+    # Their own times between tokens fall from request to request: the last is due first.
+    work = [
+        arrival(i, prompt=2, output=9, slo=Slo(tpot_ms=(1_200 - 100 * i) / 1e6)) for i in range(4)
+    ]
+    got, _ = batches("slai", work, limits(), **{**SLAI, "max_decodes": max_decodes})
+    assert got[0] == {i: 2 for i in range(4)}
+    assert got[1] == {3 - i: 1 for i in range(max_decodes)}
+
+
+def expected_members(view, credits, members):
+    """Work out the time of a step of a virtual batch, and its target, from the members' fields."""
+    lengths = []
+    for state in members:
+        prompt, got = state.request.prompt_tokens, state.num_output_tokens
+        predicted = state.request.predicted_tokens
+        lengths.append(prompt + (got if predicted is None else max(got, (got + predicted) / 2)))
+    targets_s = [credits.own_targets_s.get(state, 0.5) for state in members]
+    rows = math.ceil(sum(min(targets_s) / one for one in targets_s) - 1e-9)
+    mean = sum(lengths) / len(lengths)
+    shape = BatchShape(rows, round(rows * mean), round(max(lengths)), rows_sampled=rows)
+    return view.estimate_step_ns(shape) / 1e9, min(targets_s)
+
+
+def test_virtual_batch_counts_members_that_join_as_those_it_began_with():
+    """Of drawn lengths, targets and progress: its step is that of a naive count."""
+    draw = random.Random(8)
+
+    class Asks(AsksOnce):
+        started = 0
+
+        def plan(self, view, builder):
+            self.started += 1
+            if self.started > 3 and not view.waiting:
+                return super().plan(view, builder)
+            for state in (*view.running, *view.waiting):
+                builder.grant(state)
+            return builder.build()
+
+        def answer(self, view, builder):
+            members, credits = list(view.running), Credits(0.5)
+            credits.own_targets_s = {
+                state: draw.choice((0.3, 0.4, 0.9)) for state in members if draw.random() < 0.7
+            }
+            batch = VirtualBatch(view, credits)
+            for _ in range(5):
+                step_s, target_s = expected_members(view, credits, members)
+                just = target_s * 0.99 / step_s
+                if not batch.is_in_time(just * 0.999) or batch.is_in_time(just * 1.001):
+                    return "another step"
+                joins = draw.choice(list(view.running))
+                batch.add(joins)
+                members.append(joins)
+            return "all as counted"
+
+    for i in range(12):
+        work = [
+            arrival(k, prompt=draw.randint(1, 9), output=20,
+                    predicted_tokens=draw.choice((None, 3.0, 40.0)))
+            for k in range(2 + i % 3)
+        ]  # fmt: skip
+        with pytest.raises(PolicyError, match="all as counted"):
+            laws.run(Asks(4), work, limits(), cost=LinearCost(10, 1, 100))
