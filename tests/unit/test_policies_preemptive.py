@@ -17,7 +17,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Status
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
@@ -522,3 +522,13 @@ def test_victim_who_had_his_turn_makes_nobody_behind_lose_his():
         ({1: 1, 2: 1, 3: 1}, [0]),
         {1: 1, 2: 1, 3: 1},
     ]
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.WAITING])
+@pytest.mark.parametrize("owes_token", [True, False])
+def test_fastserve_puts_prompts_first_that_run_and_have_no_token_yet(status, owes_token):
+    policy, state = registry.make("fastserve"), RequestState(arrival(0).request)
+    state.status = status
+    policy._places[state] = SimpleNamespace(owes_token=owes_token, level=3, position=-7)
+    goes_first = status is Status.RUNNING and owes_token
+    assert policy.key(state, 0) == (not goes_first, 3, -7)
