@@ -196,6 +196,25 @@ def test_atlas_counts_calls_side_by_side_once():
     assert seen == {0: (0, 0), 1: (0, 0), 2: (600, 300)}
 
 
+@pytest.mark.parametrize(
+    ("name", "had_ns"),
+    [("plas", [0, 0, 600, 0]), ("atlas", [0, 0, 300, 0])],
+)
+def test_new_call_of_a_session_begins_with_what_that_had(name, had_ns):
+    # Two calls of 300 ns side by side, and one that needs both; another session has had nothing.
+    rows = [([], 0, 4, 3), ([], 0, 4, 3), ([0, 1], 0, 4, 2)]
+    work = sessions.requests("a", 0, 0, rows) + sessions.requests("b", 3, 310, [([], 0, 4, 2)])
+    seen = {}
+
+    class Watching(registry.policy_class(name)):
+        def attained_ns(self, state):
+            seen[state.id] = super().attained_ns(state)
+            return seen[state.id]
+
+    laws.run(Watching(), work, replace(CONFIG, max_num_seqs=2), cost=COST)
+    assert [seen[i] for i in range(4)] == had_ns
+
+
 def test_program_srpt_serves_the_session_with_the_least_to_come():
     def total(work, tokens):
         return [
