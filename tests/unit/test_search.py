@@ -39,6 +39,7 @@ from schedlab.experiments.search.search_report import (
     tune_rows,
 )
 from schedlab.experiments.search.tune import Trial
+from schedlab.experiments.specification import search as search_section
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find, Tune, check_search
 from schedlab.experiments.specification.sweep import points
@@ -575,6 +576,7 @@ def of_length(label, answer, length):
         ({"a": [10.0, 10.0], "b": [5.0, 6.0, 6.0]}, [10, 20, 40]),  # until all stay
         ({"a": [10.0], "b": ["below"], "c": ["it broke"]}, [10, 20]),  # what has none, stays
         ({"a": ["below"], "b": ["it broke"]}, [10]),
+        ({"a": [1.0, 2.0, 3.0, 3.0], "b": [5.0, "it broke"]}, [10, 20, 40, 80]),
         ({"a": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]}, [10, 20, 40, 80, 160]),
         ({"a": [1.0, 2.0, None]}, [10, 20]),  # there are no longer runs
         ({"a": [1.0, None]}, [10]),
@@ -604,8 +606,11 @@ def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_befo
     )
     assert [length for length, *_ in asked] == lengths
     assert [one.label for one in found] == list(answers)
-    run = [label for label in answers if answers[label][0] != "it broke"]
-    assert [labels for _, labels, _ in asked[1:]] == [run] * (len(lengths) - 1)
+    run = [
+        [label for label, came in answers.items() if "it broke" not in came[:i]]
+        for i in range(len(lengths))
+    ]
+    assert [labels for _, labels, _ in asked] == run
     assert asked[0][2] is None
     for one in found:
         came = answers[one.label]
@@ -1406,3 +1411,20 @@ def test_points_are_given_in_the_order_asked_and_those_that_fail_end_it():
     assert runs.tried(wanted) == [points["b"], points["a"], fails]
     with pytest.raises(SchedlabError, match=r"label c, seed 2: it broke$"):
         runs.points(wanted)
+
+
+def test_ends_of_what_is_tuned_are_two_numbers_above_zero_or_names():
+    for given, read in (
+        ([1, 2.5], (1.0, 2.5)), ((3, 3), (3.0, 3.0)), ([1e-9, 1e15], (1e-9, 1e15)),
+        (["a"], ("a",)), (["b", "a", "c"], ("b", "a", "c")), ("text", "text"), (7, 7),
+    ):  # fmt: skip
+        found = search_section._axis(given)
+        assert (found, [*map(type, found)] if type(found) is tuple else ()) == (
+            read, [*map(type, read)] if type(read) is tuple else ()
+        )  # fmt: skip
+    for wrong in (
+        [0, 1], [1, 0], [-1, 2], [1, 1.001e15], [math.nan, 1], [1, 2, 3], [1], [], [True, 2],
+        [1, "a"], ["a", ""],
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="two numbers above 0, or names to choose from"):
+            search_section._axis(wrong)
