@@ -1,6 +1,7 @@
 """Figures and tables of a fleet show what its engines did."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from schedlab.experiments.figures import fleets, plots
+from schedlab.experiments.figures import figures, fleets, plots
 from schedlab.experiments.figures.figures import fleet_drawings
 from schedlab.experiments.figures.interactive import traces_and_layout
 from schedlab.experiments.report import fleet as report_fleet
@@ -230,3 +231,39 @@ def test_table_of_engines_has_the_price_of_all_gpus_of_each(monkeypatch):
         ("engine 1", "decode", "own", "sjf", "1", "99", "5", "7", "-"),
     ]
     assert table.num_text == 4
+
+
+def test_memory_of_each_engine_is_shown_as_a_share_of_its_own(result):
+    times = 2 ** np.arange(len(result.engines))
+    larger = [
+        one._replace(kv_capacity_tokens=int(n) * one.kv_capacity_tokens)
+        for one, n in zip(result.engines, times, strict=True)
+    ]
+    changed = dataclasses.replace(result, engines=tuple(larger))
+    before, after = (
+        [axes.images[0].get_array().filled(np.nan) for axes in figure.axes if axes.images][:2]
+        for figure in (plots.engines_over_time(one, "") for one in (result, changed))
+    )
+    assert np.nanmax(before[1]) > 0
+    np.testing.assert_allclose(after[0], before[0])
+    np.testing.assert_allclose(after[1], before[1] / times[:, None])
+
+
+@pytest.mark.parametrize(
+    ("goods", "is_drawn"),
+    [
+        ({"a": [1.0, 2.0]}, True), ({"a": [math.nan], "b": [3.0]}, True),
+        ({"a": [math.nan, 1.0]}, True), ({"a": [math.nan], "b": [math.nan]}, False), ({}, False),
+    ],
+)  # fmt: skip
+def test_goodput_for_a_dollar_is_drawn_once_any_run_has_it(monkeypatch, goods, is_drawn):
+    results = SimpleNamespace(name="mine", rows=[1, 2], runs=[])
+    monkeypatch.setattr(figures, "shown_load", lambda rows: (rows, "at 3"))
+    monkeypatch.setattr(figures, "good_requests_per_usd", lambda of, rows: goods)
+    drawn = []
+    monkeypatch.setattr(plots, "goodput_per_dollar", lambda *given: drawn.append(given))
+    found = figures.fleet_drawings(results)
+    assert [one.name for one in found] == ["goodput_per_dollar"] * is_drawn
+    for one in found:
+        one.draw()
+    assert drawn == [(goods, "mine at 3")] * is_drawn
