@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from schedlab.experiments.comparing import host_terms
+from schedlab.experiments.comparing import validate as validation
 from schedlab.experiments.comparing.host_terms import HostTerms, validate_elsewhere
 from schedlab.experiments.comparing.validate import recording_of, timeline, validate
 from schedlab.experiments.comparing.vllm_recording import read_recording
@@ -281,3 +283,43 @@ def test_all_switches_reproduce_an_independent_replay_of_the_real_scheduler(spec
         "Latency P99": 0.42,
     }  # fmt: skip
     assert {name: percent[name] for name in expected} == pytest.approx(expected, abs=0.011)
+
+
+def test_validation_counts_what_the_replay_did_and_keeps_measured_from_predicted(monkeypatch):
+    """By stand-ins, of which one request is preempted twice and two were resumed."""
+    told = {
+        "num_preemptions": np.array([2, 0, 1]), "prefix_hit_tokens": np.array([16, 32, 0]),
+        "recomputed_tokens": np.array([500, 0, 0]),
+    }  # fmt: skip
+    resumed = {"resumed_tokens": np.array([7, 5]), "lost_tokens": np.array([70, 50])}
+    result = SimpleNamespace(
+        requests=told, log=SimpleNamespace(preemptions=lambda: resumed),
+        provenance={"cost_model": {"validity": {}}, "num_steps": 44, "extrapolated_steps": 0},
+    )  # fmt: skip
+    checked = []
+    measured, predicted = (
+        SimpleNamespace(latencies_ms=lambda ms=ms: {"TTFT Mean": ms}) for ms in (200.0, 150.0)
+    )
+    for name, stand_in in (
+        ("recording_of", lambda spec: measured), ("run", lambda spec: result),
+        ("timeline", lambda of: predicted), ("check_same", lambda *some: checked.append(some)),
+        ("warnings", lambda of: ["a warning"]), ("notes", lambda models, said: [*said, "a note"]),
+    ):  # fmt: skip
+        monkeypatch.setattr(validation, name, stand_in)
+    found = validate("spec")
+    assert checked == [(measured, predicted, "spec")]
+    assert found.measured_ms == {"TTFT Mean": 200.0}
+    assert found.predicted_ms == {"TTFT Mean": 150.0}
+    assert found.errors == {"TTFT Mean": -0.25}
+    assert found.counts == {
+        "preemptions": 3, "recomputed_tokens": 12, "prefix_hit_tokens": 48, "steps": 44
+    }  # fmt: skip
+    assert found.notes == ["a warning", "a note", "every step inside the measured range"]
+    data = found.to_data()
+    assert data["counts"] == found.counts
+    assert data["worst"] == list(found.worst)
+    assert data["notes"] == found.notes
+    result.provenance["extrapolated_steps"] = 1
+    assert validate("spec").notes == ["a warning", "a note"]
+    result.provenance.update(extrapolated_steps=0, cost_model={})
+    assert validate("spec").notes == ["a warning", "a note"]
