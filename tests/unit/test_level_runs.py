@@ -296,11 +296,11 @@ def test_warm_up_serves_as_many_requests_as_keep_a_device_busy_of_nobody(monkeyp
 
 def test_level_requests_leave_the_contexts_asked_for_within_the_limits():
     config = EngineConfig(num_blocks=1000, max_model_len=2000, max_num_batched_tokens=256)
-    some = level_requests(config, 4000, 130.0, seed=1)
+    some = level_requests(config, 12_000, 130.0, seed=1)
     prompts, answers = np.array([(a.request.prompt_tokens, a.output_tokens) for a in some]).T
     assert (answers.min(), answers.max()) == (4, 28)
     contexts = np.repeat(prompts + answers / 2, answers)  # of each step of each request
-    assert contexts.mean() == pytest.approx(130, rel=0.05)
+    assert contexts.mean() == pytest.approx(130, rel=0.03)
     assert np.median(prompts) == pytest.approx(122 / np.exp(0.32), rel=0.05)
     short = EngineConfig(num_blocks=10, max_model_len=150, max_num_batched_tokens=20)
     assert max(
@@ -653,3 +653,23 @@ def test_comparison_is_written_as_data_as_text_and_as_three_figures(monkeypatch,
     ]
     assert json.loads((tmp_path / "comparison.json").read_text()) == {"of": ["a"]}
     assert (tmp_path / "comparison.md").read_text() == "text ['a']\n"
+
+
+def test_levels_are_of_the_steps_of_all_policies_of_a_load_by_round_and_by_its_own_profile(
+    monkeypatch,
+):
+    def point(policy, rate):
+        settings = {"policy": policy, "workload.request_rate": rate}
+        return SimpleNamespace(settings=settings, of=f"{policy} {rate}")
+
+    def measured(*rounds):
+        return {k: SimpleNamespace(level_steps=steps) for k, steps in enumerate(rounds)}
+
+    monkeypatch.setattr(comparison, "_profile_of", lambda point: f"profile of {point.of}")
+    monkeypatch.setattr(comparison, "levels_of", lambda *given: given)
+    todo = [point("fcfs", "1"), point("fcfs", "2"), point("sjf", "2"), point("sjf", "3")]
+    runs = [measured([1], [2]), measured([3], []), measured([4, 5], [6]), measured([], [])]
+    assert comparison._levels(todo, runs) == {
+        "request_rate=1": ("profile of fcfs 1", {0: [1], 1: [2]}),
+        "request_rate=2": ("profile of fcfs 2", {0: [3, 4, 5], 1: [6]}),
+    }
