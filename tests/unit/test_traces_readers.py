@@ -407,3 +407,41 @@ def test_beginning_of_a_file_tells_its_kind_and_the_names_in_it(tmp_path, name, 
             peek(tmp_path / name)
         return
     assert tuple(peek(tmp_path / name)) == found
+
+
+def test_calls_have_names_of_blocks_only_where_all_of_them_tell_their_tokens(file):
+    def call(first, ids=True):
+        one = {"input_toks": 32, "output_toks": 16}
+        tokens = list(range(first, first + 48))
+        return one | ({"input_tok_ids": tokens[:32], "output_tok_ids": tokens[32:]} if ids else {})
+
+    def text(*calls):
+        session = {"session_id": "s", "arrival_time_ns": 5, "sub_requests": list(calls)}
+        return json.dumps(session) + "\n"
+
+    whole = read(file(text(call(0), call(100))), format="llmservingsim")
+    assert [len(ids) for ids in whole.prefix.rows()] == [2, 2]
+    assert [len(ids) for ids in whole.turns.answers.rows()] == [1, 1]
+    for calls in ((call(0), call(100, False)), (call(0, False), call(100))):
+        trace = read(file(text(*calls)), format="llmservingsim")
+        assert (trace.prefix, trace.turns.answers) == (None, None)
+    for wrong in ("7", 7.0, None, True):
+        spoilt = call(0)
+        spoilt["input_tok_ids"][31] = wrong
+        with pytest.raises(TraceError, match="input_tok_ids must be a list of integers"):
+            read(file(text(spoilt)), format="llmservingsim")
+
+
+@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True), (False, False)])
+def test_vllm_custom_says_once_more_how_prompts_of_a_later_piece_are_counted(file, given):
+    rows = [
+        {"prompt": "one two", "output_tokens": 3} | ({"prompt_tokens": 9} if known else {})
+        for known in given
+    ]
+    path = file("".join(json.dumps(row) + "\n" for row in rows))
+    words = {True: "counted by the publisher", False: "estimated as UTF-8 bytes / 4.2"}
+    pieces = list(stream(path, tokenizer="estimate", chunk_rows=1))
+    report = pieces[-1].report
+    assert report.tokens == words[given[0]]
+    told = [note for note in report.notes if note.startswith("some prompts")]
+    assert told == ([f"some prompts {words[given[1]]}"] if given[0] is not given[1] else [])
