@@ -152,6 +152,12 @@ def test_replay_scales_like_a_trace_and_ends_with_the_record():
 def test_normalize_span_puts_the_last_arrival_at_n_over_rate():
     times = normalize_span(gamma(3.0, 0.2)(600), 3.0)
     assert times[-1] == 200 * 1_000_000_000
+    for rate in (0, -1.0, float("nan")):
+        with pytest.raises(SpecError, match="rate must be a positive number"):
+            normalize_span(np.array([1, 2]), rate)
+    half = 500_000_000
+    assert normalize_span(np.array([0, 1, 2, 4]), 2.0).tolist() == [0, half, 2 * half, 4 * half]
+    assert normalize_span(np.array([0, 1]), 4.0).tolist() == [0, 500_000_000]
     with pytest.raises(SpecError, match="all fall at time 0"):
         normalize_span(all_at_once()(3), 3.0)
 
