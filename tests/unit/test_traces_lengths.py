@@ -207,3 +207,17 @@ def test_synthesize_lengths_do_not_depend_on_arrivals():
 def test_synthesize_with_wrong_argument_raises(options, message):
     with pytest.raises(SpecError, match=message):
         synthesize(**options)
+
+
+def test_drawn_trace_says_where_its_times_and_its_lengths_are_from():
+    one, arrivals_given = PRESETS["fixed"], "arrivals from the process given"
+    lengths_given = "lengths from the distribution given"
+    for keys, told, not_told in (
+        ({}, [f"lengths of preset fixed: {one.source}"], [lengths_given, arrivals_given]),
+        ({"arrivals": arrivals.poisson(2.0)}, [arrivals_given], [lengths_given]),
+        ({"lengths": independent(one.prompt, one.output)}, [lengths_given], [arrivals_given]),
+    ):
+        notes = synthesize(3, preset="fixed", seed=8, **keys).report.notes
+        assert notes[0] == "drawn with seed 8"
+        assert set(told) <= set(notes)
+        assert not set(not_told) & set(notes)
