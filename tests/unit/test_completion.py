@@ -63,3 +63,26 @@ def test_bash_splits_a_change_at_its_sign_and_gets_values_alone():
         "engine.max_num_seqs=...",
     ]
     assert offered("hardware=h200", "seed", "=") == ["hardware=h200"]
+
+
+def test_files_are_looked_for_in_the_folder_that_was_begun(monkeypatch):
+    looked = []
+
+    class Place:
+        def __init__(self, text):
+            looked.append(text)
+
+        def iterdir(self):
+            return [
+                SimpleNamespace(
+                    name=name, suffix=name[-5:], is_file=lambda name=name: name[0] != "d"
+                )
+                for name in ("b.yaml", "a.yaml", "d.yaml", "c.text")
+            ]
+
+    monkeypatch.setattr(completion, "Path", Place)
+    monkeypatch.setattr(completion, "sorted", list, raising=False)
+    for begun, folder in (("x", "."), ("in/x", "in/"), ("/x", "/"), ("/in/deep/", "/in/deep/")):
+        start = "" if folder == "." else folder
+        assert completion._files(begun) == [f"{start}b.yaml", f"{start}a.yaml"]
+        assert looked.pop() == folder
