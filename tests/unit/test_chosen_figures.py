@@ -718,3 +718,9 @@ def test_filter_keeps_rows_and_runs_that_have_one_of_the_values_of_every_key(tmp
     ):
         with pytest.raises(SpecError, match=said):
             filtered(both, wanted)
+
+
+def test_distribution_is_of_one_latency_by_its_short_name():
+    for metrics in (["ttft", "tpot"], ["ttft", "tpot", "itl"], ["p99_ttft_ms"]):
+        with pytest.raises(SpecError, match="cdf takes one --metric"):
+            chosen_figures._cdf(None, "", Chosen(metrics=metrics))
