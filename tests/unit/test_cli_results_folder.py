@@ -159,3 +159,17 @@ def test_run_that_fails_removes_the_parent_only_if_it_made_it(tmp_path):
         with pytest.raises(KeyError), replacing_folder(parent / "out"):
             raise KeyError
         assert parent.exists() is stays
+
+
+def test_what_is_named_a_little_otherwise_than_what_a_killed_run_left_stays(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    ours = [f".out.new-{gone.pid}", f"..out.new-{gone.pid}.old-{gone.pid}"]
+    others = [
+        f".out.new-{gone.pid}.csv", f"out.new-{gone.pid}", f".out.new{gone.pid}", ".out.new-",
+        f".other.new-{gone.pid}", f".outer.old-{gone.pid}",
+    ]  # fmt: skip
+    for name in (*ours, *others):
+        (tmp_path / name).mkdir()
+    tidy_up_after_the_killed(tmp_path, "out")
+    assert {path.name for path in tmp_path.iterdir()} == set(others)
