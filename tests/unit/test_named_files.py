@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from schedlab.experiments.commands import cli
+from schedlab.experiments.specification import named_files
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.experiments.specification.named_files import found_files, name_files
 from schedlab.sim.errors import SpecError
@@ -116,3 +117,23 @@ def test_files_that_are_no_mapping_of_hashes_are_refused(files):
 def test_name_that_is_too_long_for_a_path_names_no_file():
     data = {"validation": {"measured": str(Path.cwd() / ("x" * 6000))}}
     assert name_files(data) == {"validation": {"measured": "x" * 6000}}
+
+
+def test_file_of_a_result_is_looked_for_from_its_folder_up_then_from_ours_then_at_home(
+    tmp_path, monkeypatch
+):
+    kept, here, home = tmp_path / "a" / "kept", tmp_path / "b" / "here", tmp_path / "home"
+    places = [kept, kept.parent, tmp_path, here, here.parent, home]
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "t.csv").write_text(TRACE)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    assert [path.parent for path in named_files._candidates("t.csv", kept)] == places
+    monkeypatch.chdir(tmp_path)
+    assert named_files._found("t.csv", named_files.content_hash(here / "t.csv"), kept, "r") == str(
+        kept / "t.csv"
+    )
+    (kept / "t.csv").write_text("else")
+    digest = named_files.content_hash(here / "t.csv")
+    assert named_files._found("t.csv", digest, kept, "r") == str(kept.parent / "t.csv")
