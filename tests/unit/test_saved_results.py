@@ -7,9 +7,10 @@ import pytest
 
 from schedlab.experiments.figures.chosen import Chosen, draw_chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
-from schedlab.experiments.results import results_folder
+from schedlab.experiments.results import results_folder, saved_results
 from schedlab.experiments.results.point_folder import (
     POINT_FILE,
+    PointMetrics,
     content_hash_of,
     read_point,
     write_point,
@@ -315,3 +316,27 @@ def test_folder_is_locked_by_one_at_a_time_and_whoever_fails_leaves_nothing_open
     close(again)
     assert results_folder._locked(tmp_path / "nowhere") is None
     assert len(closed) == 1
+
+
+def test_points_are_gathered_with_each_model_once_and_predictions_by_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "schedlab.experiments.running.prediction.prediction_line", lambda found: f"of {found}"
+    )
+    points = [
+        PointMetrics(
+            label, {"policy": label}, seed, label, {"p99_ttft_ms": 1.0 + seed}, folder=tmp_path,
+            cost_model={"name": model}, prediction=prediction, warnings=warnings,
+        )
+        for label, seed, model, prediction, warnings in (
+            ("a", 0, "m", 1, ["3 requests rejected"]), ("a", 1, "m", 2, ["4 requests rejected"]),
+            ("b", 0, "n", None, ["odd"]), ("c", 0, "m", 3, ["odd"]),
+        )
+    ]  # fmt: skip
+    found = saved_results._gathered(tmp_path, "mine", points)
+    assert (found.folder, found.name, found.runs) == (tmp_path, "mine", points)
+    assert [(row.label, row.num_replications) for row in found.rows] == [
+        ("a", 2), ("b", 1), ("c", 1)
+    ]  # fmt: skip
+    assert found.cost_models == [{"name": "m"}, {"name": "n"}]
+    assert found.predictors == ["of [1, 2]", "of [3]"]
+    assert found.warnings == ["a: 3 requests rejected (numbers vary by run)", "b; c: odd"]
