@@ -17,6 +17,7 @@ from schedlab.experiments.specification.checks import check_names
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.policies.speculation import registry as registry_of_lengths
+from schedlab.policies.speculation import slo as slo_lengths
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.policies.speculation.draft_length import acceptance_rate
 from schedlab.sim.config import EngineConfig
@@ -926,3 +927,22 @@ def test_acceptance_is_drawn_by_the_rates_that_are_given_though_they_be_nothing(
         "engine": {"async_scheduling": False, "speculation": NGRAM | {"acceptance": keys}},
     })  # fmt: skip
     assert speculation_of._acceptance(spec.engine.speculation, 9) == (rates, spread, 9)
+
+
+def test_tokens_due_are_those_of_a_step_for_who_is_on_pace_and_one_more_for_each_behind():
+    for got, since_ms, tpot_ms in ((1, 0, 20), (3, 40, 20), (3, 60, 20), (5, 40, 20), (2, 5, 10)):
+        slo = Slo(tpot_ms=tpot_ms)
+        state = SimpleNamespace(
+            request=SimpleNamespace(slo=slo),
+            first_token_ns=7_000_000,
+            num_output_tokens=got,
+        )
+        behind = since_ms / tpot_ms - (got - 1)
+        due = slo_lengths._tokens_due(state, 7_000_000 + since_ms * 1_000_000, 5.0)
+        assert due == pytest.approx(behind + 5.0 / tpot_ms)
+    state.first_token_ns = -1
+    assert slo_lengths._tokens_due(state, 10**9, 5.0) == 1.0
+    state.first_token_ns, state.request.slo = 0, Slo(ttft_ms=3)
+    assert slo_lengths._tokens_due(state, 10**9, 5.0) == 1.0
+    state.request.slo = None
+    assert slo_lengths._tokens_due(state, 10**9, 5.0) == 1.0
