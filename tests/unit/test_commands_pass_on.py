@@ -484,6 +484,23 @@ def test_search_keeps_tables_if_asked_or_needed_and_writes_what_it_found(
         assert (line in done.output) == (not is_quiet)
 
 
+def test_what_was_tuned_has_a_column_for_each_key_by_its_short_name(monkeypatch):
+    from schedlab.experiments.search import search_report, tune
+
+    over = {"engine.max_num_seqs": None, "policy.knobs.offset": None}
+    spec = SimpleNamespace(tune=SimpleNamespace(over=over, goal="goodput"))
+    runs = SimpleNamespace(num_asked=9)
+    monkeypatch.setattr(tune, "tune", lambda *given: ("tuned", *given))
+    monkeypatch.setattr(search_report, "tune_data", lambda *given: {"data": given})
+    monkeypatch.setattr(search_report, "tune_rows", lambda found: [("row", *found)])
+    monkeypatch.setattr(search_report, "tune_lines", lambda *given: ["line", *given])
+    found = sweep_module._tune(spec, runs)
+    tuned = ("tuned", spec, runs)
+    assert found.data == {"data": (spec, tuned, 9)}
+    assert found.header == ("max_num_seqs", "offset", "goodput", "constraints")
+    assert (found.rows, found.lines) == ([("row", *tuned)], ["line", spec, tuned])
+
+
 @pytest.mark.parametrize("is_quiet", [False, True])
 @pytest.mark.parametrize("output", [None, "out"])
 @pytest.mark.parametrize("page", ["policies", "fleets", "claims", "files"])
