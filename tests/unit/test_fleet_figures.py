@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from schedlab.experiments.figures import figures, fleets, plots
+from schedlab.experiments.figures import figures, fleets, plots, timelines
 from schedlab.experiments.figures.figures import fleet_drawings
 from schedlab.experiments.figures.interactive import traces_and_layout
 from schedlab.experiments.report import fleet as report_fleet
@@ -267,3 +267,23 @@ def test_goodput_for_a_dollar_is_drawn_once_any_run_has_it(monkeypatch, goods, i
     for one in found:
         one.draw()
     assert drawn == [(goods, "mine at 3")] * is_drawn
+
+
+def test_memory_over_time_is_a_share_of_that_of_the_engine_of_each_step(monkeypatch, result):
+    times = 3 ** np.arange(len(result.engines))
+    larger = [
+        one._replace(kv_capacity_tokens=int(n) * one.kv_capacity_tokens)
+        for one, n in zip(result.engines, times, strict=True)
+    ]
+    drawn = {}
+    monkeypatch.setattr(
+        timelines, "_draw_area",
+        lambda axes, time_s, values, name: drawn.setdefault(name, (time_s, values)),
+    )  # fmt: skip
+    plots.time_series(dataclasses.replace(result, engines=tuple(larger)), "")
+    steps = result.log.steps()
+    capacity = np.array([larger[i].kv_capacity_tokens for i in steps["engine"].tolist()])
+    time_s, percent = drawn["held by requests"]
+    np.testing.assert_allclose(percent, 100 * steps["kv_allocated_tokens"] / capacity)
+    first_ns = result.requests["arrival_ns"].min()
+    np.testing.assert_allclose(time_s, (steps["start_ns"] - first_ns) / 1e9)
