@@ -72,6 +72,25 @@ def test_reproducibility_is_asked_without_a_trace_on_random_numbers_of_others():
     assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
 
 
+def test_reproducibility_is_not_held_by_who_draws_from_random_numbers_of_others():
+    """From those of Python and those of NumPy alike, each seeded otherwise in the second run."""
+    case = next(case for case in random_cases(0, 5) if len(case.workload) > 5)
+
+    def drawing(draw):
+        class Draws(ContinuousBatching):
+            static_keys = True
+
+            def key(self, state, now_ns):
+                return draw()
+
+        return Draws
+
+    for draw in (random.random, np.random.random):
+        with pytest.raises(AssertionError, match=r"in one run, .* in the next"):
+            policy_laws.is_reproducible(drawing(draw), case)
+    policy_laws.is_reproducible(drawing(lambda: 0.0), case)
+
+
 class Lying(ContinuousBatching):
     """Lets newcomers wait for 5 us while others run, and promises all."""
 
