@@ -131,3 +131,21 @@ def test_linked_keys_are_read_from_yaml_with_lines_and_paths(tmp_path):
     path.write_text(text.replace("[fixed, 2]", "[fixed, -2]"))
     with pytest.raises(SpecError, match=r"e.yaml:5: seed: must be >= 0"):
         load_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "items", "line", "key"),
+    [
+        ("seed", ["4", "-1"], 5, "seed"),
+        ("engine.max_num_seqs, seed", ["[4,\n    1]", "[8,\n    -1]"], 7, "seed"),
+        ("engine.max_num_seqs, seed", ["[4,\n    1]", "[0,\n    3]"], 6, "engine.max_num_seqs"),
+    ],
+)
+def test_wrong_swept_value_is_told_with_the_line_of_itself_and_not_of_its_list(
+    tmp_path, entry, items, line, key
+):
+    path = tmp_path / "s.yaml"
+    lines = ["workload: {trace: fixed, num_requests: 3}", "sweep:", f"  {entry}:"]
+    path.write_text("\n".join([*lines, *(f"  - {item}" for item in items)]) + "\n")
+    with pytest.raises(SpecError, match=rf"s\.yaml:{line}: {key}: "):
+        load_spec(path)
