@@ -686,3 +686,41 @@ def test_engine_that_is_asked_for_by_a_recording_has_its_turn_as_if_it_had_been_
     assert engines == [0, 1, 0, 1]
     assert turns == [1, 2, 1, 2]
     assert router.num_asked == 3
+
+
+@pytest.mark.parametrize(
+    ("contradictions", "means", "rounds", "best"),
+    [
+        ([2, 1, 1, 3], [9.0, 8.0, 7.0, 6.0], 4, 2),  # of equals the later one
+        ([1, 2, 3], [9.0, 8.0, 8.005], 3, 0),
+        ([2, 2], [9.0, 9.0], 2, 1),
+        ([0], [0.0], 1, 0),  # nothing to correct
+    ],
+)
+def test_forced_replay_goes_on_with_what_it_found_until_that_stays_and_keeps_the_best(
+    monkeypatch, contradictions, means, rounds, best
+):
+    asked, turn = [], iter(range(99))
+    kinds = len(forced._KINDS)
+
+    def replay(spec, recording, error_ms):
+        asked.append(float(error_ms.args[0][0]))
+        k = next(turn)
+        return [SimpleNamespace(shape=k)], [None] * contradictions[k], k, None
+
+    def fit(steps, parts):
+        return np.full(kinds, means[steps[0].shape]), f"error {steps[0].shape}", "counts"
+
+    engine = SimpleNamespace(data_parallel_size=1)
+    monkeypatch.setattr(forced, "_ROUNDS", len(means))
+    for name, stand_in in (
+        ("recording_of", lambda spec: "recorded"), ("replay", replay), ("_fit", fit),
+        ("_parts", lambda shape: [1.0] * kinds),
+        ("_differences", lambda steps, parts, mean_ms, *rest: (mean_ms[0], *rest)),
+    ):  # fmt: skip
+        monkeypatch.setattr(forced, name, stand_in)
+    found = forced_replay(SimpleNamespace(engine=engine))
+    assert asked == [0.0, *means[: rounds - 1]]
+    assert found.num_preemptions == best
+    assert found.differences == (means[best], f"error {best}", "counts")
+    assert len(found.contradictions) == contradictions[best]
