@@ -256,6 +256,20 @@ def change(of, low, high, num_pairs=LEAST_SEEDS, p_value=0.001):
     return PolicyChange("rate=3", "mean_ttft_ms", of, "fcfs", (2.0, 1.0), found, f"says {of}")
 
 
+def test_comparison_has_the_mean_of_either_side_its_effect_and_its_seeds(monkeypatch):
+    monkeypatch.setattr(saved_results, "read_points", lambda folder: [folder.name])
+    one = Change(0.3, 0.2, 0.4, 1.25, LEAST_SEEDS + 4, 0.001)
+    found = [
+        PolicyChange("workload.rate=3", "mean_ttft_ms", "a", "b", (2.5, 9.5), one, "clearly"),
+        PolicyChange("", "mean_ttft_ms", "a", "b", (3.5, 8.5), one, "surely"),
+    ]
+    monkeypatch.setattr(policy_comparison, "compare_policies", lambda *given: found)
+    lines = [line.split() for line in schedlab("compare", "out", "--key", "k").output.splitlines()]
+    seeds = str(LEAST_SEEDS + 4)
+    assert ["rate=3", "clearly", "2.50", "9.50", "1.2", seeds] in lines
+    assert ["-", "surely", "3.50", "8.50", "1.2", seeds] in lines
+
+
 def test_comparisons_that_decide_nothing_are_counted_and_shown_when_asked_for(monkeypatch):
     found = [
         change("clear", 0.2, 0.4), change("worse", -0.4, -0.2), change("around", -0.1, 0.3),
