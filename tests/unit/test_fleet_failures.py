@@ -620,3 +620,13 @@ def test_keys_of_failures_are_handed_on_one_by_one_in_nanoseconds():
     assert FailureKeys().failures(1) == Failures(
         [], slowdowns=[], link_outages=[], max_retries=10, seed=1
     )
+
+
+@pytest.mark.parametrize(("to_s", "is_time"), [(4.0, False), (5.0, False), (5.001, True)])
+def test_engine_is_slow_for_some_time_or_the_keys_are_refused(to_s, is_time):
+    keys = {"stragglers": [{"engine": 0, "from_s": 5, "to_s": to_s, "slowdown": 2}]}
+    if is_time:
+        assert FailureKeys.model_validate(keys).stragglers[0].to_s == to_s
+    else:
+        with pytest.raises(ValueError, match="to_s must be after from_s"):
+            FailureKeys.model_validate(keys)
