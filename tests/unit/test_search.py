@@ -1428,3 +1428,11 @@ def test_ends_of_what_is_tuned_are_two_numbers_above_zero_or_names():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="two numbers above 0, or names to choose from"):
             search_section._axis(wrong)
+
+
+def test_value_at_a_key_is_what_stands_at_the_whole_of_it_or_none():
+    asked = spec(engine={"max_num_seqs": 7})
+    assert tuning._at(asked, "engine.max_num_seqs") == 7
+    assert tuning._at(asked, "name") == asked.name
+    for key in ("name.more", "engine.max_num_seqs.more", "engine.no_such_key", "none.at.all"):
+        assert tuning._at(asked, key) is None
