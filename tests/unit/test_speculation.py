@@ -946,3 +946,11 @@ def test_tokens_due_are_those_of_a_step_for_who_is_on_pace_and_one_more_for_each
     assert slo_lengths._tokens_due(state, 10**9, 5.0) == 1.0
     state.request.slo = None
     assert slo_lengths._tokens_due(state, 10**9, 5.0) == 1.0
+
+
+def test_simulated_gpu_draws_acceptance_by_the_seed_of_the_run(monkeypatch):
+    monkeypatch.setattr(speculation_of, "_acceptance", lambda *given: ("acceptance", *given))
+    monkeypatch.setattr(speculation_of, "SpeculativeExecutor", lambda *given: given)
+    drafts = SimpleNamespace(spec="spec", drafter="drafter")
+    found = speculation_of.simulated_gpu("pricing", "config", drafts, 17)
+    assert found == ("pricing", "config", ("acceptance", "spec", 17), "drafter")
