@@ -1247,3 +1247,16 @@ def test_trace_commands_read_and_write_as_they_are_asked(monkeypatch, given):
         f"told [1, 2, 3] {given}\n"
     )
     assert asked == [((Path("in.csv"), read[0]), {**read[1], "sessions": given})]
+
+
+@pytest.mark.parametrize("output", [None, "some/page.html"])
+def test_page_is_of_the_first_folder_beside_the_others(monkeypatch, output):
+    asked = []
+    monkeypatch.setattr(
+        "schedlab.experiments.report.page.write_page",
+        lambda *given: asked.append(given) or "where.html",
+    )
+    done = schedlab("report", "a", "b", "c", *([] if output is None else ["-o", output]))
+    assert done.stdout.strip() == "where.html"
+    others = [Path("b"), Path("c")]
+    assert asked == [(Path("a"), None if output is None else Path(output), others)]
