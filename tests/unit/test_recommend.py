@@ -24,8 +24,10 @@ from schedlab.experiments.search.recommend import (
     usd_per_million_tokens,
 )
 from schedlab.experiments.search.recommend_report import (
+    _EXPECTED,
     HEADER,
     _served,
+    recommend_data,
     recommend_lines,
     tried_rows,
 )
@@ -548,3 +550,29 @@ def test_rate_that_was_found_is_told_with_its_bound_and_an_interval_if_it_is_con
     assert served(bound="above") == f">= {known}"
     assert served(bound="below") == "none"
     assert served(error="out of memory") == "cannot run"
+
+
+def test_best_and_default_are_written_down_each_as_itself(monkeypatch):
+    of = "schedlab.experiments.search.recommend_report"
+    for name in ("serve_line", "tried_rows"):
+        monkeypatch.setattr(f"{of}.{name}", lambda found, name=name: name)
+    monkeypatch.setattr(f"{of}.recommend_lines", lambda found, models: ["lines", *models])
+    monkeypatch.setattr(f"{of}._plain", lambda one: f"plain {one}")
+    found = SimpleNamespace(
+        question=question(), limits=SimpleNamespace(_asdict=lambda: {"limits": 1}), best="best",
+        default="default", change=SimpleNamespace(_asdict=lambda: {"change": 2}), at_rate="rate",
+        expected={name: Estimate(mean, 0.5) for mean, name in enumerate(_EXPECTED)},
+        usd_per_million_tokens=3.5, max_model_len=99, excluded={"TP 3": "odd"}, tried=["x", "y"],
+    )  # fmt: skip
+    data = recommend_data(found, [{"name": "m"}], 8)
+    assert (data["best"], data["default"]) == ("plain best", "plain default")
+    assert (data["vllm_defaults"], data["change"]) == ({"limits": 1}, {"change": 2})
+    assert data["tried"] == ["plain x", "plain y"]
+    expected = {name: {"mean": mean, "ci95": 0.5} for mean, name in enumerate(_EXPECTED)}
+    assert data["expected"] == expected
+    assert (data["serve"], data["table"]["rows"]) == ("serve_line", "tried_rows")
+    numbers = ("usd_per_million_output_tokens", "max_model_len", "num_runs", "at_rate")
+    assert [data[name] for name in numbers] == [3.5, 99, 8, "rate"]
+    assert (data["excluded"], data["cost_models"]) == ({"TP 3": "odd"}, [{"name": "m"}])
+    found.change = None
+    assert recommend_data(found, [], 0)["change"] is None
