@@ -1,6 +1,7 @@
 import json
 from dataclasses import fields
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -371,6 +372,64 @@ def test_totals_of_steps_in_batches_hold_where_an_engine_has_stopped_before(monk
     monkeypatch.setattr(columns, "BATCH_ROWS", 2)
     assert len(list(batches(steps))) > 4
     assert totals() == wanted
+
+
+def test_totals_of_any_steps_cut_anywhere_are_those_counted_step_by_step():
+    draw = Random(5)
+    sums = ("overhead_ns", "num_decodes", "prefill_tokens", "padding_tokens", "swapped_bytes",
+            "draft_tokens", "accepted_tokens", "num_drafts")  # fmt: skip
+    means = ("num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens",
+             "kv_reserved_unused_tokens", "kv_fragmentation_tokens")  # fmt: skip
+    for width in (0, 0, 1, 3, 3):
+        num_rows, num_engines = draw.randint(1, 12), draw.randint(1, 3)
+        steps = {name: [draw.randint(0, 99) for _ in range(num_rows)] for name in (*sums, *means)}
+        steps["start_ns"] = sorted(draw.randint(10, 60) for _ in range(num_rows))
+        # A step may end long after those of other engines that begin later.
+        steps["engine"] = [draw.randrange(num_engines) for _ in range(num_rows)]
+        steps["num_prefills"] = [draw.randint(0, 3) for _ in range(num_rows)]
+        last_ns, ends_ns = [0] * num_engines, []
+        lengths_ns = []
+        for start_ns, engine in zip(steps["start_ns"], steps["engine"], strict=True):
+            end_ns = max(start_ns, last_ns[engine]) + draw.randint(1, 50)
+            # Of a pipeline, whose steps overlap, what another batch has taken counts once.
+            begun_ns = max(start_ns, last_ns[engine]) if width else start_ns
+            lengths_ns.append(end_ns - begun_ns)
+            last_ns[engine] = end_ns
+            ends_ns.append(end_ns)
+        steps["end_ns"] = ends_ns
+        num_stages = [1 + draw.randrange(width) for _ in range(num_engines)] if width else []
+        for place in range(width):
+            steps[f"stage_{place}_ns"] = [
+                draw.randint(1, 9) if place < num_stages[engine] else 0
+                for engine in steps["engine"]
+            ]
+        cuts = sorted(draw.randint(0, num_rows) for _ in range(draw.randint(0, 3)))
+        totals = step_totals(
+            {name: np.array(column[a:b], dtype=np.int64) for name, column in steps.items()}
+            for a, b in zip([0, *cuts], [*cuts, num_rows], strict=True)
+            if b > a or not width
+        )
+        assert totals.num_steps == num_rows
+        assert totals.first_start_ns == steps["start_ns"][0]
+        assert totals.last_end_ns == max(ends_ns)
+        assert totals.busy_ns == sum(lengths_ns)
+        assert totals.sums == {name: sum(steps[name]) for name in sums}
+        steps["batch"] = [
+            a + b for a, b in zip(steps["num_decodes"], steps["num_prefills"], strict=True)
+        ]
+        for name in (*means, "batch"):
+            held = sum(n * ns for n, ns in zip(steps[name], lengths_ns, strict=True))
+            assert totals.mean(name) == pytest.approx(held / sum(lengths_ns)), name
+            assert totals.most[name] == max(steps[name]), name
+        if width:
+            assert totals.stages_ns == [sum(steps[f"stage_{i}_ns"]) for i in range(width)]
+            there = set(steps["engine"])
+            assert totals.num_stages == {i: num_stages[i] for i in there}
+            staged = zip(steps["engine"], lengths_ns, strict=True)
+            assert totals.staged_ns == sum(num_stages[i] * ns for i, ns in staged)
+        else:
+            assert totals.stages_ns == []
+            assert totals.num_stages == {}
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
