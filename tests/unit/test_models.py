@@ -266,6 +266,31 @@ def test_config_without_kv_heads_has_one_per_query_head(tmp_path):
     assert shape.num_kv_heads == 32
 
 
+def test_config_that_says_null_says_as_much_as_one_without_the_key(tmp_path):
+    # Published files write null where the default holds.
+    optional = {
+        "phi3": ("num_key_value_heads", "head_dim", "sliding_window"),
+        "llama": ("num_key_value_heads", "head_dim", "sliding_window"),
+        "llama4_text": ("head_dim", "attention_chunk_size", "interleave_moe_layer_step"),
+    }
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 4096}
+    for kind, keys in optional.items():
+        absent, null = (
+            model(
+                write(
+                    tmp_path / "config.json",
+                    **{"model_type": kind, **experts, **dict.fromkeys(keys, value)},
+                )
+            )
+            for value in ("absent", None)
+        )
+        assert absent == null, kind
+        assert absent.num_kv_heads == (8 if kind == "llama4_text" else 32)
+        assert absent.head_dim == 128
+        with pytest.raises(SpecError, match="key 'num_hidden_layers' is missing"):
+            model(write(tmp_path / "config.json", model_type=kind, num_hidden_layers=None))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
