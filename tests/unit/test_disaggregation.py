@@ -481,6 +481,10 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
     for now_ns, opened in ((100, 0), (109, 0), (110, 0), (111, 1), (120, 1), (121, 2), (999, 2)):
         clock.now_ns = now_ns
         assert live.used_blocks == 6 + opened, now_ns
+    for now_ns in range(100, 140):  # whoever asks then for the first time is told the same
+        live.has_changed(segment)
+        clock.now_ns = now_ns
+        assert live.used_blocks == 6 + min(max(-(-(now_ns - 100) // 10) - 1, 0), 2), now_ns
     live.has_changed(None)
     assert live.used_blocks == 6
 
