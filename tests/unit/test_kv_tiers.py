@@ -895,3 +895,67 @@ def test_blocks_of_two_stores_are_busy_until_the_later_is_done():
     # What is there when more is stored is busy no more; what was there before is not stored.
     assert released_after((0, [0, 1]), (200, [0, 1, 2])) == [1, 1, 0, 0, 0, 0, 0]
     assert released_after((0, [0, 1]), (150, [0, 1])) == [2, 0, 0, 0, 0, 0, 0]
+
+
+def test_step_waits_for_stores_of_who_finished_just_where_it_takes_or_finds_their_blocks():
+    # The prompt's first block is stored until 10,016 ns, its second behind it until 20,016: the
+    # link takes 10,000 ns a block. It is answered at 33 ns, and the next prompt comes at 50.
+    slow = tier(store_bytes_per_s=GB / 100)
+    cost = LinearCost(0, 1, 0)
+    first, second = 16 + 10_000, 16 + 20_000
+
+    def answered_ns(num_blocks, at_ns=50, **asked):
+        limits = config(
+            slow, num_blocks=num_blocks, max_model_len=48, max_num_batched_tokens=16,
+            offloading_connector=True,
+        )  # fmt: skip
+        work = [
+            arrival(0, 0, 2 * BLOCK + 1, 1, prefix_hash_ids=(0, 1)),
+            arrival(1, at_ns, output=1, **asked),
+        ]
+        log = run_laws(ContinuousBatching(), work, limits, cost)
+        assert log.requests()["first_token_ns"][0] == 33
+        waits = log.copies.wait_columns()
+        first_token_ns = int(log.requests()["first_token_ns"][1])
+        return first_token_ns, waits["start_ns"].tolist(), waits["wait_ns"].tolist()
+
+    # Who finds nothing of it, and gets other blocks, waits for nobody.
+    assert answered_ns(40, prompt=7) == (57, [], [])
+    assert answered_ns(40, prompt=BLOCK + 1, prefix_hash_ids=(7,)) == (67, [], [])
+    # Who finds a block waits for that, and for no other.
+    for names, until_ns in (((0,), first), ((0, 1), second)):
+        found = answered_ns(40, prompt=len(names) * BLOCK + 1, prefix_hash_ids=names)
+        assert found == (until_ns + 1, [50], [until_ns - 50]), names
+    # A step later there is nothing to wait for but what is not there yet.
+    both = {"prompt": 2 * BLOCK + 1, "prefix_hash_ids": (0, 1)}
+    assert answered_ns(40, first, **both) == (second + 1, [first], [second - first])
+    assert answered_ns(40, second - 1, **both) == (second + 1, [second - 1], [1])
+    assert answered_ns(40, second, **both) == (second + 1, [], [])
+    # Of three blocks the free ones are handed out from the last: one has no name, and is not
+    # stored. A prompt of three chunks takes them one a step.
+    for tokens, wait in ((15, []), (31, [second - 66]), (47, [second - 66])):
+        _, _, found = answered_ns(3, prompt=tokens)
+        assert found == wait, tokens
+
+
+@pytest.mark.parametrize(
+    ("spare", "loads", "runs"), [(3, True, True), (2, True, False), (1, False, False)]
+)
+def test_loaded_prompt_that_is_to_fit_whole_leaves_the_watermark_free_twice(spare, loads, runs):
+    # Of 40 blocks four are kept free. The prompt needs 14, of which 8 are loaded, and a step fills
+    # four of the others: it can be loaded beside 22 blocks, and begin only if there are as few
+    # still. Two plans and then the load lie between the other prompt and that.
+    work = [
+        *evicting_work()[:3],
+        arrival(3, 290_000, 22 * BLOCK - spare, 24),
+        arrival(4, 300_000, 13 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+    ]
+    limits = connected(watermark=0.1, scheduler_reserve_full_isl=True)
+    log = run_laws(ContinuousBatching(), work, limits, LinearCost(1000, 10, 0))
+    (load,) = copies_of(log, is_load=1)
+    assert load["id"] == 4
+    rows = {name: column.tolist() for name, column in log.requests().items()}
+    gone_ns = rows["finish_ns"][3]
+    assert gone_ns > 320_000
+    assert (load["issued_ns"] < gone_ns) is np.bool(loads)
+    assert (rows["first_scheduled_ns"][4] < gone_ns) is runs
