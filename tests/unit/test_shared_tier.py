@@ -123,6 +123,34 @@ def test_what_an_engine_was_reading_when_it_died_can_be_evicted_again():
     assert (0, 3, 8) in loads, "the other document is there, in the place of the first"
 
 
+def test_what_an_engine_had_read_before_it_died_is_still_there_and_read_by_others():
+    # The second engine has read the document when it dies; the third is reading it just then.
+    small = replace(CONFIG, kv_tiers=(HOST, replace(STORE, num_blocks=8)))
+    work = [asks(0, 0), asks(1, 9_000), asks(2, 9_500), asks(3, 30_000)]
+    log = run(work, size=3, config=small, outages=(Outage(1, 10_000),))
+    assert copies(log, 1, 1) == [(1, 1, 8, 9_000, 9_830), (2, 2, 8, 9_500, 10_330)]
+    assert log.requests()["prefix_hit_tokens"].tolist() == [0] + 3 * [8 * BLOCK]
+
+
+def test_what_one_engine_wrote_gives_way_to_what_another_writes_once_it_is_there():
+    # Nobody has looked at the store since the first began to write to it.
+    small = replace(CONFIG, kv_tiers=(HOST, replace(STORE, num_blocks=8)))
+    other = tuple(range(100, 108))
+
+    def written(at_ns):
+        work = [
+            asks(0, 0),
+            arrival(1, at_ns, 8 * BLOCK + 1, 1, prefix_hash_ids=other),
+        ]
+        return copies(run(work, config=small), 1, 0)
+
+    in_host_ns = COMPUTED_NS + 800
+    first = (0, 0, 8, in_host_ns, WRITTEN_NS)
+    asked_ns = WRITTEN_NS - in_host_ns
+    assert written(asked_ns - 1) == [first]
+    assert written(asked_ns) == [first, (1, 1, 8, WRITTEN_NS, WRITTEN_NS + 1640)]
+
+
 def test_tier_that_is_shared_forgets_the_writes_of_one_engine_and_no_others():
     tier = SharedTier(replace(STORE, num_blocks=4))
     assert tier.add([1, 2]) == ([1, 2], [])
