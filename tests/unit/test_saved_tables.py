@@ -73,3 +73,30 @@ def test_saved_fleet_of_more_rows_than_are_held_at_once_has_the_token_times_of_i
     for request_id in result.requests["id"].tolist():
         expected = result.log.token_times(request_id).tolist()
         assert log.token_times(request_id).tolist() == expected
+
+
+def test_saved_run_of_more_rows_than_are_held_at_once_has_the_tokens_of_its_run(
+    tmp_path, monkeypatch
+):
+    for speculative in ({}, {"speculation": {"method": "ngram", "acceptance": 0.6,
+                                                    "num_speculative_tokens": 3}}):  # fmt: skip
+        result = run(make_spec({
+            "workload": {"trace": "azure-conv", "num_requests": 9, "request_rate": 8},
+            "engine": speculative,
+        }))  # fmt: skip
+        folder = tmp_path / f"run {len(speculative)}"
+        result.save(folder)
+        monkeypatch.setattr(saved_log, "BATCH_ROWS", 5)
+        log = saved_log.SavedLog(folder)
+        assert isinstance(log.token_times_of_all(), saved_log.StoredTokenTimes)
+        ids = result.requests["id"]
+        for request_id in ids.tolist():
+            expected = result.log.token_times(request_id).tolist()
+            assert log.token_times(request_id).tolist() == expected
+        for chosen in (None, ids[2:5]):
+            for name in ("token_gaps", "token_counts"):
+                wanted = getattr(result.log, name)(chosen)
+                found = getattr(log, name)(chosen)
+                for column in wanted:
+                    assert found[column].tolist() == wanted[column].tolist(), (name, column)
+        monkeypatch.undo()
