@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from librt.vecs import vec
@@ -457,3 +458,34 @@ def test_a_subclass_that_prices_steps_is_asked_for_each_and_told_the_extremes():
     assert twice.uneven_ns(steps) == expected
     assert twice.pricer()(first, 1) == expected[:1]
     assert plain.pricer()(first, 1) == asked[:1]
+
+
+def test_kernels_priced_by_a_chunk_are_those_of_the_step_with_it_whatever_is_beside_it():
+    # On devices with fast and slow arithmetic, where another part of a step decides each time.
+    draw = Random(3)
+    for device, size, name in (
+        ("h100", 1, "llama-3-8b"), ("a100-80gb", 2, "mixtral-8x7b"), ("l4", 1, "opt-125m")
+    ):  # fmt: skip
+        cost = RooflineCostModel(Deployment(model(name), gpu(device), size))
+        for _ in range(12):
+            num_decodes = draw.choice((0, 1, 7, 200))
+            longest = draw.choice((1, 900, 30_000)) if num_decodes else 0
+            chunks = tuple(
+                (draw.randint(1, 600), draw.choice((0, 17, 9000)))
+                for _ in range(draw.choice((0, 1, 3)))
+            )
+            shape = BatchShape(
+                num_decodes,
+                num_decodes * draw.randint(longest // 2, longest),
+                longest,
+                chunks,
+                padding_tokens=draw.choice((0, 5)),
+                padding_context_tokens=draw.choice((0, 300)),
+                rows_sampled=num_decodes + len(chunks),
+                padding_rows=draw.choice((0, 3, 50)),
+            )
+            context = draw.choice((0, 100, 20_000))
+            price_ns = cost.chunk_pricer(shape, context)
+            for tokens in (1, draw.randint(2, 60), 4096):
+                expected = cost.step_ns(shape.with_chunk(tokens, context))[0]
+                assert price_ns(tokens) == expected, (name, shape, context, tokens)
