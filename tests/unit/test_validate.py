@@ -233,6 +233,11 @@ def test_least_step_time_is_arithmetic_or_traffic():
         check_limits(steps | {"end_ns": (least * 1e9 / 1.26).astype(np.int64)}, where, "far")
     with pytest.raises(SpecError, match="1 steps are beyond"):
         check_limits(steps | {"end_ns": np.array([10**9, 10**8, 1])}, where, "too fast")
+    # Of several the one is named that is the most times too fast, not that which lacks most time.
+    assert least[1] > 5 * least[0]
+    too_fast_ns = (least * 1e9 / np.array([4, 2, 1])).astype(np.int64)
+    with pytest.raises(SpecError, match=r"a step of 1 decodes and 0 prompt tokens.*2 steps are"):
+        check_limits(steps | {"end_ns": too_fast_ns}, where, "both")
 
 
 @pytest.fixture
