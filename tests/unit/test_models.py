@@ -261,6 +261,22 @@ def test_config_of_each_family_is_understood(tmp_path, kind, changes, name):
         assert shape.num_position_embeddings == model(name).num_position_embeddings
 
 
+def test_config_of_llama_4_without_optional_keys_has_those_of_its_class(tmp_path):
+    keys = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 4096}
+    shape = model(write(tmp_path / "config.json", model_type="llama4_text", **keys))
+    # Attention in chunks of 8192, and experts in every layer.
+    assert (shape.sliding_window, shape.num_dense_layers) == (8192, 0)
+    keys |= {"attention_chunk_size": 512, "interleave_moe_layer_step": 2}
+    shape = model(write(tmp_path / "config.json", model_type="llama4_text", **keys))
+    assert (shape.sliding_window, shape.num_dense_layers) == (512, 16)
+
+
+def test_config_of_opt_with_narrower_embeddings_is_refused(tmp_path):
+    keys = {"ffn_dim": 64, "hidden_size": 4096, "word_embed_proj_dim": 512}
+    with pytest.raises(SpecError, match="word_embed_proj_dim = 512 is not supported"):
+        model(write(tmp_path / "config.json", model_type="opt", **keys))
+
+
 def test_config_without_kv_heads_has_one_per_query_head(tmp_path):
     shape = model(write(tmp_path / "config.json", num_key_value_heads="absent"))
     assert shape.num_kv_heads == 32
