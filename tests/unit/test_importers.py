@@ -336,6 +336,11 @@ def test_link_of_a_cluster_is_read_in_its_units(tmp_path):
     path.write_text(json.dumps({"link_bw": 16}))
     with pytest.raises(SpecError, match="link_latency must be a positive number"):
         read_link(path)
+    for key in ("link_bw", "link_latency"):
+        for value in (0, -1, True, "16", None):
+            path.write_text(json.dumps({"link_bw": 16, "link_latency": 20000, key: value}))
+            with pytest.raises(SpecError, match=f"{key} must be a positive number, got {value!r}"):
+                read_link(path)
 
 
 def test_skew_is_left_out_where_meta_disables_it_and_says_so(tmp_path):
@@ -429,7 +434,8 @@ def vidur_rows(tmp_path, **changes):
     shape = {"n_embd": 4096, "n_head": 32} | changes
     # Every operator takes t microseconds for t tokens, measured twice.
     rows = [
-        [t / 1000] * len(ops) + [t, tp, shape["n_embd"], shape["n_head"]]
+        # And twice as many on two devices, that nobody takes one for the other.
+        [t * tp / 1000] * len(ops) + [t, tp, shape["n_embd"], shape["n_head"]]
         for t in (1, 100)
         for tp in (1, 2)
         for _ in range(2)
@@ -469,7 +475,19 @@ def test_vidur_tensor_parallelism_takes_measured_all_reduces_inside_one_machine(
     assert [line for line in two.assumptions if "all-reduces" in line] == [
         "all-reduces as measured for 2 workers inside one machine"
     ]
-    assert len(two.assumptions) == 1 + len(import_vidur(path, "a100").assumptions)
+    one = import_vidur(path, "a100")
+    assert len(two.assumptions) == 1 + len(one.assumptions)
+    pairs = list(zip(one.profile.by_tokens, two.profile.by_tokens[:-1], strict=True))
+    assert len(pairs) > 5
+    for alone, shared in pairs:
+        assert shared.name == alone.name
+        if alone.name in ("emb", "norm"):
+            continue
+        assert (shared.at, shared.us) == (alone.at, tuple(2 * us for us in alone.us)), alone.name
+    with pytest.raises(SpecError, match="3 does not divide the 32 heads of llama-3-8b"):
+        import_vidur(path, "a100", tensor_parallel_size=3, network=network)
+    with pytest.raises(SpecError, match="no rows of tensor parallel size 4: 1, 2"):
+        import_vidur(path, "a100", tensor_parallel_size=4, network=network)
     assert (reduce.at, reduce.us) == ((1.0, 10.0), (100.0, 200.0))
 
 
