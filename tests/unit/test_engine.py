@@ -145,9 +145,11 @@ def test_plan_that_fails_leaves_the_memory_as_it_was(ends):
 def test_request_too_long_to_go_on_elsewhere_is_turned_away_and_nobody_is_in_flight():
     engine = Engine(CONFIG, Fcfs(), SimExecutor(Pricing(laws.LinearCost())))
     fits, too_long = (arrival(i, prompt=150, output=50 + i) for i in range(2))
+    requests, told = engine.requests, []
+    requests.on_gone = lambda state, now_ns: told.append((state.id, now_ns))
     for one in (fits, too_long):
-        engine.requests.resume(RequestState(one.request), one, 7)
-    requests = engine.requests
+        requests.resume(RequestState(one.request), one, 7)
+    assert told == [(1, 7)], "whoever waits for its end is told when that was"
     assert (requests.num_arrived, requests.num_rejected, requests.num_in_flight) == (2, 1, 1)
     assert next(iter(requests.waiting)).queued_ns == 7
     laws.check_conservation(engine)
