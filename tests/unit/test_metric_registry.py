@@ -138,6 +138,20 @@ def test_wrongly_written_metric_says_what_is_wrong(written, message):
         metric_named(written)
 
 
+def test_own_metric_whose_module_fails_in_any_way_says_how(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    faults = ("1 / 0", "import nowhere_at_all", "def", "raise KeyError('x')", "unknown", "[][0]")
+    for number, fault in enumerate(faults):
+        (tmp_path / f"failing_metric_{number}.py").write_text(fault + "\n")
+        try:
+            exec(fault, {})
+        except Exception as error:
+            kind = type(error).__name__
+        told = f"cannot import 'failing_metric_{number}': {kind}: "
+        with pytest.raises(SpecError, match=told):
+            metric_named(f"failing_metric_{number}:any")
+
+
 def test_own_metric_is_described_by_its_attributes_or_by_defaults():
     told = metric_named("tests.own_metrics:tokens_per_request")
     assert (told.axis, told.better) == ("tokens per request (tokens)", "neither")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.metrics.registry import metric_named, names
 from schedlab.sim.result import RunResult
 from tests.hand_log import HandLog
 
@@ -179,6 +179,20 @@ def test_service_gap_of_other_than_two_tenants_says_that_it_needs_two(changes, m
 def test_metric_of_something_unknown_names_what_there_is(name, knobs, message):
     with pytest.raises(SpecError, match=message):
         run_of().metric(name, **knobs)
+
+
+def test_class_of_requests_has_no_metric_but_those_of_requests():
+    result, about = run_of(), set()
+    for name in names():
+        try:
+            asked = metric_named(name)
+        except SpecError:
+            continue  # it takes parameters
+        about.add(asked.about)
+        if asked.about != "requests":
+            with pytest.raises(SpecError, match=f"{name} tells of the engine that serves all"):
+                result.metric("of_class", metric=name, column="priority")
+    assert about == {"requests", "engine", "fleet", "sessions", "tiers"}
 
 
 def test_worst_ratio_is_the_largest_over_the_median():
