@@ -10,6 +10,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.failures import FailureKeys
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
+from schedlab.policies.autoscalers.autoscaler import Autoscaler
 from schedlab.policies.routers import registry as routers
 from schedlab.policies.routers.router import Router
 from schedlab.sim.config import EngineConfig
@@ -29,6 +30,7 @@ from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.offer import Column, Offer, column, loads
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import Retries, as_received
+from schedlab.sim.drive.scaling import PoolScaling
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.columns import REJECTED
@@ -630,3 +632,52 @@ def test_engine_is_slow_for_some_time_or_the_keys_are_refused(to_s, is_time):
     else:
         with pytest.raises(ValueError, match="to_s must be after from_s"):
             FailureKeys.model_validate(keys)
+
+
+class Asks(Autoscaler):
+    """Asks for what a test says, one time after the other."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+        self.told = []
+
+    def num_engines(self, pool):
+        self.told.append((pool.num_engines, len(pool.engines)))
+        return self.numbers.pop(0) if self.numbers else pool.num_engines
+
+
+def served_while_one_drains(work, *numbers, failures=None):
+    def new_engine(_=0):
+        return Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+
+    asks = Asks(*numbers)
+    scaling = [PoolScaling(0, asks, every_ns=10_000, least=1, most=3)]
+    log = simulate_cluster(
+        [new_engine(), new_engine()], routers.make("round_robin"), work, pools=[0, 0],
+        changes=Changes(Supply(new_engine, ["mixed"], [500]), failures, scaling),
+    )  # fmt: skip
+    assert len(log.places) == 2, "nobody new was needed"
+    return log.requests(), asks.told
+
+
+def test_engine_kept_after_all_is_sent_requests_again_at_once():
+    # Two requests keep both busy for 20 us and 30 us. The second drains from 10 us to 20 us.
+    work = [arrival(0, 0, 3, 20), arrival(1, 0, 3, 30)]
+    work += [
+        arrival(2 + i, at_ns, 3, 2) for i, at_ns in enumerate((12_000, 15_000, 20_001, 20_002))
+    ]
+    rows, told = served_while_one_drains(work, 1, 2)
+    assert told == [(2, 2), (1, 1), (2, 2)]
+    assert rows["engine"][:4].tolist() == [0, 1, 0, 0]
+    assert sorted(rows["engine"][4:].tolist()) == [0, 1]
+
+
+def test_engine_kept_after_all_takes_who_had_none_at_once():
+    # The first dies for good, and the second drains: its requests wait until that is kept.
+    work = [arrival(0, 0, 3, 20), arrival(1, 0, 3, 30), arrival(2, 12_000, 3, 2)]
+    failures = Failures(outages=[Outage(0, 11_500)])
+    rows, told = served_while_one_drains(work, 1, 1, failures=failures)
+    assert told == [(2, 2), (0, 0), (1, 1)]
+    assert rows["engine"].tolist() == [1, 1, 1]
+    assert 20_000 <= rows["first_scheduled_ns"][2] < 21_100, "in the next step of the second"
+    assert rows["finish_ns"][0] < 30_000
