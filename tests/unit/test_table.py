@@ -456,3 +456,16 @@ def test_skew_stays_for_as_many_steps_as_it_says_and_no_longer(largest):
         assert steps == 1 << 60
     else:
         assert BUCKETS.alpha(0, 0, 1, 0.0, largest + steps) != found[0]
+
+
+def test_contexts_beyond_those_priced_before_cost_what_they_do_at_first():
+    # Rows of a table are kept, and made anew for longer contexts: whatever was asked before, a
+    # step costs the same.
+    for skew in (None, SKEW):
+        before = model(skew=skew)
+        before.step_ns(decodes(10, 15))
+        for longest in (4094, 4095, 4096, 4097, 8190, 8191, 8192, 8193, 8194, 50):
+            for mean in (longest, longest - 20):
+                for k in (1, 2, 5):
+                    found = before.step_ns(decodes(mean, longest), k)
+                    assert found == model(skew=skew).step_ns(decodes(mean, longest), k)
