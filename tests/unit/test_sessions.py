@@ -8,7 +8,9 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.record.sessions import has_sessions, session_columns
+from schedlab.sim.request import RequestState
 from schedlab.traces import read
 from schedlab.traces.workload import workload as requests_of
 from tests import laws, sessions
@@ -230,3 +232,30 @@ def test_time_away_of_any_sessions_is_what_counting_time_by_time_gives():
             busy = {t for start, end in there for t in range(start, end)}
             span = range(min(busy), max(busy)) if busy else range(0)
             assert found["away_ns"][place] == sum(t not in busy for t in span)
+
+
+def test_session_knows_its_requests_by_when_they_were_known_and_not_by_when_they_were_sent():
+    table = SessionTable()
+    asks = [
+        RequestState(replace(laws.arrival(i, sent_ns, 4, 2).request, session="s"))
+        for i, sent_ns in enumerate((70, 450, 505, 900))
+    ]
+    table.arrived(asks[0], 100)
+    session = asks[0].session
+    assert session is not None
+    assert (session.name, session.start_ns) == ("s", 70)
+    table.answered(asks[0], 300)
+    table.arrived(asks[1], 500)  # 200 after the answer
+    assert (session.last_gap_ns, session.num_in_flight, session.num_sent) == (200, 1, 2)
+    table.arrived(asks[2], 520)  # another one is in flight: that is no pause
+    assert (session.last_gap_ns, session.num_in_flight, session.num_sent) == (200, 2, 3)
+    table.rejected(asks[2])
+    table.answered(asks[1], 800)
+    assert (session.num_answered, session.num_in_flight, session.last_answer_ns) == (2, 0, 800)
+    table.arrived(asks[3], 1000)
+    assert session.last_gap_ns == 200
+    table.answered(asks[3], 1700)
+    table.forget(None)
+    assert len(table) == 1
+    table.forget("s")
+    assert len(table) == 0
