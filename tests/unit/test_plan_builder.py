@@ -436,6 +436,8 @@ class ByTurns(Policy):
             assert len(plan.left) == len(set(plan.left))
             assert set(plan.left) == {state for state in members if state not in plan.decodes}
             assert plan.joining == [state for state in plan.decodes if state not in members]
+            by_seat = [state for state in view.decoding if state in plan.joining]
+            assert plan.joining == by_seat or self.how != "again"
             self.num_swaps += len(plan.left) == len(members) > 2 * len(plan.decodes) > 0
         self.told.append(plan.left)
         return plan
