@@ -27,6 +27,12 @@ def test_yaml_places_name_the_line_of_every_key_and_item():
     assert located.place(("b", "d", 1)) == "file.yaml:6"
     assert located.place(("b", "d", 1, "deeper")) == "file.yaml:6"
     assert located.place(("absent",)) == "file.yaml"
+    # What is given on a command line has no lines.
+    short = parse_yaml("a: 1\nb: [2]\n", "--set")
+    assert set(short.places.values()) == {"--set"}
+    assert set(parse_yaml("a: 1\nb: [2]\n", "x", numbered=True).places.values()) == {
+        "x", "x:1", "x:2",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,22 @@ def test_yaml_empty_file_is_an_empty_mapping():
 
 def test_dump_yaml_reads_back_equal():
     data = {
-        "a": [1.0, math.inf, "1e3", "on", 1e-7, "1:30", None, "null", "", "true", True, 0, -2],
+        "a": [
+            1.0,
+            math.inf,
+            -math.inf,
+            "1e3",
+            "on",
+            1e-7,
+            "1:30",
+            None,
+            "null",
+            "",
+            "true",
+            True,
+            0,
+            -2,
+        ],
         "b": {"c": {}, "d": [], "e": "x: y # z", "f": "010"},
     }
     assert parse(dump_yaml(data)).data == data
