@@ -10,6 +10,7 @@ import pytest
 from schedlab.experiments.results import point_folder
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
+from schedlab.sim.metrics.registry import every_session
 from schedlab.sim.record.columns import pairs
 from schedlab.sim.record.copies import Copies, TierFacts
 from schedlab.sim.record.log import REQUEST_COLUMNS
@@ -51,6 +52,18 @@ def result(**changes):
 @pytest.fixture(autouse=True)
 def fixed_date(monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+
+
+def test_result_has_the_metrics_of_what_there_was():
+    # Sessions, if requests are of any; tiers and engines are facts of their own.
+    of_sessions = {one.name for one in every_session()}
+    assert of_sessions
+    plain = result()
+    assert not of_sessions & set(plain.metrics())
+    names = np.array(["a", "a", "b"])
+    turns = result(requests=dict(plain.requests) | {"session": names, "turn": np.array([1, 2, 1])})
+    assert list(turns.metrics()) == list(plain.metrics()) + [o.name for o in every_session()]
+    assert turns.metrics()["num_sessions"] == 2
 
 
 def test_metrics_join_requests_and_steps():
