@@ -1,6 +1,7 @@
 """A tier of KV that the engines of a fleet have together."""
 
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -169,6 +170,25 @@ def test_tier_that_is_shared_forgets_the_writes_of_one_engine_and_no_others():
     tier.check()
     assert tier.add([4, 5, 6, 7]) == ([4, 5, 6, 7], [3])
     assert tier.version != versions[1]
+
+
+def test_shared_tier_has_at_any_time_what_living_engines_have_written_by_then():
+    draw = Random(2)
+    for _ in range(30):
+        tier, writes, name = SharedTier(replace(STORE, num_blocks=100)), [], 0
+        for _ in range(draw.randint(1, 9)):
+            names = list(range(name, name := name + draw.randint(1, 3)))
+            writes.append((draw.randint(1, 40), draw.randrange(3), names))
+            tier.add(names)
+            tier.comes(names, writes[-1][0], writes[-1][1])
+        dead, died_ns = draw.randrange(3), draw.randint(0, 40)
+        tier.lose(dead, died_ns)
+        for now_ns in range(died_ns, 42):
+            tier.settle(now_ns)
+            for done_ns, writer, names in writes:
+                there = done_ns <= (died_ns if writer == dead else now_ns)
+                assert [tier.has(one) for one in names] == [there] * len(names)
+        tier.check()
 
 
 def test_engine_finds_in_a_shared_tier_what_others_wrote_and_lost_since_it_asked_last():
