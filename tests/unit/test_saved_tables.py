@@ -11,6 +11,7 @@ import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SchedlabError
 from schedlab.sim.record import saved_log
 from schedlab.sim.record.saved_log import read_table, write_table
 
@@ -100,3 +101,21 @@ def test_saved_run_of_more_rows_than_are_held_at_once_has_the_tokens_of_its_run(
                 for column in wanted:
                     assert found[column].tolist() == wanted[column].tolist(), (name, column)
         monkeypatch.undo()
+
+
+def test_table_of_more_rows_than_are_held_at_once_is_refused_where_numbers_belong(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saved_log, "BATCH_ROWS", 2)
+    path = tmp_path / "preemptions.parquet"
+    good = {name: [1, 2, 3] for name in ("id", "evicted_ns", "resumed_ns")}
+    for bad, wanted in (
+        (["1", "2", "3"], "whole numbers in every row"),
+        ([1, None, 3], "whole numbers in every row"),
+        ([0.5, 1.0, 2.0], "whole numbers in every row"),
+    ):
+        pq.write_table(pa.table({**good, "evicted_ns": bad}), path)
+        found = read_table(path)
+        assert found["id"].tolist() == [1, 2, 3]
+        with pytest.raises(SchedlabError, match=f"column 'evicted_ns' must hold {wanted}"):
+            found["evicted_ns"]
