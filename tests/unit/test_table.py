@@ -464,8 +464,7 @@ def test_contexts_beyond_those_priced_before_cost_what_they_do_at_first():
     for skew in (None, SKEW):
         before = model(skew=skew)
         before.step_ns(decodes(10, 15))
-        for longest in (4094, 4095, 4096, 4097, 8190, 8191, 8192, 8193, 8194, 50):
-            for mean in (longest, longest - 20):
-                for k in (1, 2, 5):
-                    found = before.step_ns(decodes(mean, longest), k)
-                    assert found == model(skew=skew).step_ns(decodes(mean, longest), k)
+        for longest in (4095, 4096, 8193, 50):
+            for k in (1, 2):
+                shape = decodes(longest - 20 if skew else longest, longest)
+                assert before.step_ns(shape, k) == model(skew=skew).step_ns(shape, k)
