@@ -380,7 +380,7 @@ def test_totals_of_any_steps_cut_anywhere_are_those_counted_step_by_step():
             "draft_tokens", "accepted_tokens", "num_drafts")  # fmt: skip
     means = ("num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens",
              "kv_reserved_unused_tokens", "kv_fragmentation_tokens")  # fmt: skip
-    for width in (0, 0, 1, 3, 3):
+    for width in 6 * (0, 1, 3):
         num_rows, num_engines = draw.randint(1, 12), draw.randint(1, 3)
         steps = {name: [draw.randint(0, 99) for _ in range(num_rows)] for name in (*sums, *means)}
         steps["start_ns"] = sorted(draw.randint(10, 60) for _ in range(num_rows))
