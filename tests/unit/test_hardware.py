@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu, gpu_names
+from schedlab.sim.hardware.models import model
 
 FIELDS = {
     "memory_bytes": 96_000_000_000,
@@ -149,3 +151,22 @@ def test_gpu_with_one_number_that_cannot_be_is_refused_by_its_name(key, value):
     wrong = {**gpu("h100-80gb").flops_per_s, dtype: value} if dtype else value
     with pytest.raises(SpecError, match=rf"hardware h100-80gb: {re.escape(key)} must be "):
         replace(gpu("h100-80gb"), **{whole: wrong})
+
+
+def test_formats_left_to_a_deployment_are_those_of_its_arithmetic():
+    # The weights' format is not the cache's: that keeps 16 bits at least, unless it is named.
+    for dtype, stored, cached, expected in (
+        ("bf16", "auto", "auto", ("bf16", "bf16")),
+        ("fp16", "auto", "auto", ("fp16", "fp16")),
+        ("fp32", "auto", "auto", ("fp32", "fp32")),
+        ("fp8", "auto", "auto", ("fp8", "bf16")),
+        ("fp32", "fp16", "auto", ("fp16", "fp32")),
+        ("fp32", "int8", "auto", ("int8", "fp32")),
+        ("fp16", "int4", "auto", ("int4", "fp16")),
+        ("fp16", "int4", "fp8", ("int4", "fp8")),
+    ):
+        where = Deployment(
+            model("llama-3-8b"), gpu("h100"), dtype=dtype, weight_dtype=stored,
+            kv_cache_dtype=cached,
+        )  # fmt: skip
+        assert (where.stored_dtype, where.kv_dtype) == expected, (dtype, stored, cached)
