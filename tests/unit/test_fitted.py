@@ -319,8 +319,8 @@ def test_fit_written_and_read_is_the_same(tmp_path):
     assert read_fit(tmp_path / "h200" / "llama") == fit
     assert "tile_tokens" not in (tmp_path / "h200" / "llama" / "fit.json").read_text()
     tiled = replace(fit, eager=replace(EAGER, tile_tokens=64))
-    write_fit(tmp_path / "tiled", META, tiled)
-    assert read_fit(tmp_path / "tiled") == tiled
+    write_fit(tmp_path / "tiled.v2.1", META, tiled)
+    assert read_fit(tmp_path / "tiled.v2.1") == tiled
     assert read_meta(tmp_path / "h200" / "llama")["driver"] == "570.1"
     assert sorted(p.name for p in (tmp_path / "h200" / "llama").iterdir()) == [
         "fit.json", "meta.json",
