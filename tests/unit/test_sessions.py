@@ -240,6 +240,8 @@ def test_session_knows_its_requests_by_when_they_were_known_and_not_by_when_they
         RequestState(replace(laws.arrival(i, sent_ns, 4, 2).request, session="s"))
         for i, sent_ns in enumerate((70, 450, 505, 900))
     ]
+    for ask, queued_ns, served_ns in zip(asks, (90, 470, 510, 910), (11, 23, 0, 47), strict=True):
+        ask.queued_ns, ask.served_ns = queued_ns, served_ns
     table.arrived(asks[0], 100)
     session = asks[0].session
     assert session is not None
@@ -255,6 +257,9 @@ def test_session_knows_its_requests_by_when_they_were_known_and_not_by_when_they
     table.arrived(asks[3], 1000)
     assert session.last_gap_ns == 200
     table.answered(asks[3], 1700)
+    # Whoever was turned away has neither been served nor waited.
+    assert session.attained_ns == 11 + 23 + 47
+    assert session.waited_ns == (300 - 90 - 11) + (800 - 470 - 23) + (1700 - 910 - 47)
     table.forget(None)
     assert len(table) == 1
     table.forget("s")
