@@ -1,5 +1,6 @@
 """The engine on its own: errors, rejections, stalls, and the count of decisions."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -575,3 +576,31 @@ def test_targets_and_predictions_stand_with_their_request_in_whatever_order_they
         assert columns[name].tolist() == [first, first + 1, first + 2], name
     assert columns["slo_e2el_ms"][[0, 2]].tolist() == [3.0, 5.0]
     assert np.isnan(columns["slo_e2el_ms"][1])
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_steps_of_an_engine_take_so_many_times_as_long_rounded_and_never_nothing(num_stages):
+    config = replace(CONFIG, pipeline_parallel_size=num_stages)
+    cost = StagedCost(num_stages * (10,), base_ns=3, token_ns=2, context_ns=1)
+    work = [arrival(0, prompt=5, output=9), arrival(1, at_ns=10, prompt=1, output=4)]
+
+    def stages(factor):
+        def executor(pricing):
+            made.append((PipelineExecutor if num_stages > 1 else SimExecutor)(pricing))
+            made[-1].slowness = factor
+            return made[-1]
+
+        made = []
+        steps = laws.run(
+            Fcfs(), work[:1], config, cost, make_executor=executor, prove=False
+        ).steps()  # fmt: skip
+        if num_stages == 1:
+            return (steps["end_ns"] - steps["start_ns"]).tolist()
+        return [*steps["stage_0_ns"].tolist(), *steps["stage_1_ns"].tolist()]
+
+    whole = stages(1.0)
+    assert len(set(whole)) > 5
+    for factor in (0.01, 0.3, 0.9, 1.25, 1.5, 7.0):
+        expected = [max(1, math.floor(ns * factor + 0.5)) for ns in whole]
+        assert stages(factor) == expected, factor
+    assert set(stages(0.01)) == {1}
