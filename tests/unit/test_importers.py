@@ -268,6 +268,22 @@ def test_device_of_n_computes_its_share_of_tokens_and_experts(tmp_path, degrees,
     assert curve.at[-1] == 2048 * shares, "as many as devices of that many tokens each can gather"
 
 
+def test_experts_are_read_from_the_folder_of_the_devices_where_none_measured_them_alone(tmp_path):
+    path = bundle(tmp_path, config=EXPERTS, tp=2)
+    header = ["tokens", "activated_experts", "time_us"]
+    rows = [(t, e, moe_table(t, e)) for t in (1, 64, 2048) for e in (1, 2, 4, 8)]
+    options = Options(tensor_parallel_size=2)
+    with pytest.raises(SpecError, match=r"tp2/moe.csv: cannot read"):
+        import_bundle(path, options)
+    write_csv(path / "tp2/moe.csv", header, rows)
+    alone = [c for c in import_bundle(path, options).profile.by_tokens if c.name == "moe"]
+    assert len(alone) == 1
+    # Where one device measured them, that is what counts.
+    write_csv(path / "tp1/moe.csv", header, [(t, e, 3 * us) for t, e, us in rows])
+    (both,) = [c for c in import_bundle(path, options).profile.by_tokens if c.name == "moe"]
+    assert both.us == pytest.approx([3 * us for us in alone[0].us])
+
+
 def test_profile_says_how_many_engines_share_its_experts(tmp_path):
     sharing = {"data_parallel_size": 2, "expert_parallel": True}
     _, imported = experts_curve(tmp_path, **sharing)
