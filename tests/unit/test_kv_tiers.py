@@ -22,7 +22,7 @@ from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.tier import Link, Tier
 from schedlab.sim.record.copies import Copies
@@ -959,3 +959,24 @@ def test_loaded_prompt_that_is_to_fit_whole_leaves_the_watermark_free_twice(spar
     assert gone_ns > 320_000
     assert (load["issued_ns"] < gone_ns) is np.bool(loads)
     assert (rows["first_scheduled_ns"][4] < gone_ns) is runs
+
+
+@pytest.mark.parametrize("seat", [True, False])
+def test_request_that_is_being_loaded_cannot_be_preempted_until_it_is_there(seat):
+    told = []
+
+    class Preempts(ContinuousBatching):
+        def plan(self, view, builder):
+            loading = view._requests.loading
+            for state in [state for i, state in sorted(loading.items()) if i == 3]:
+                with pytest.raises(InfeasiblePlan, match="cannot be preempted: it does not run"):
+                    builder.preempt(state)
+                told.append(view.now_ns)
+            return super().plan(view, builder)
+
+    # Another prompt keeps the engine busy while the document is loaded.
+    *before, document = evicting_work()
+    work = [*before, arrival(4, 299_000, 24, 30), document]
+    limits = config(tier(load_bytes_per_s=GB / 10), kv_load="always", load_takes_seat=seat)
+    run_laws(Preempts(), work, limits, prove=False)
+    assert told
