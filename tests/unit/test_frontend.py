@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,6 +60,34 @@ def test_tokens_of_a_step_are_seen_together_behind_those_of_the_steps_before():
 def test_engines_that_end_a_step_at_once_share_the_front_end():
     counts = ns(1, 1), np.array([10, 20])
     assert (Frontend(output_token_s=0.1).seen_ns(ns(1), counts) == ns(4)).all()
+
+
+def test_requests_and_tokens_are_handed_on_as_counted_one_by_one_to_the_nanosecond():
+    draw = Random(6)
+    for _ in range(40):
+        # A millionth of a second is no binary number: cut off, it would be a nanosecond less.
+        latency_s, request_s, prompt_s, output_s = (draw.randint(0, 999) / 1e6 for _ in range(4))
+        servers = draw.randint(1, 3)
+        frontend = Frontend(latency_s, request_s, prompt_s / 100, output_s / 10, servers)
+        come_ns = sorted(draw.randint(0, 2_000_000) for _ in range(6))
+        prompts = [draw.randint(1, 300) for _ in come_ns]
+        free_ns, expected, last_ns = [0] * servers, [], 0
+        for come, prompt in zip(come_ns, prompts, strict=True):
+            first = free_ns.index(min(free_ns))
+            free_ns[first] = max(come, free_ns[first])
+            free_ns[first] += round((request_s + prompt_s / 100 * prompt) * 1e9)
+            last_ns = max(last_ns, free_ns[first])
+            expected.append(last_ns + round(latency_s * 1e9))
+        found = frontend.received_ns(np.array(come_ns), np.array(prompts))
+        assert found.tolist() == expected
+        ends_ns = sorted({draw.randint(0, 2_000_000) for _ in range(6)})
+        tokens = [draw.randint(1, 40) for _ in ends_ns]
+        seen, free = {-1: -1}, 0
+        for end, count in zip(ends_ns, tokens, strict=True):
+            seen[end] = free = max(end, free) + round(count * output_s / 10 / servers * 1e9)
+        asked = draw.sample([-1, *ends_ns], min(3, len(ends_ns)))
+        found = frontend.seen_ns(np.array(asked), (np.array(ends_ns), np.array(tokens)))
+        assert found.tolist() == [seen[end] for end in asked]
 
 
 @pytest.mark.slow
