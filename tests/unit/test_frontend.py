@@ -80,12 +80,12 @@ def test_requests_and_tokens_are_handed_on_as_counted_one_by_one_to_the_nanoseco
             expected.append(last_ns + round(latency_s * 1e9))
         found = frontend.received_ns(np.array(come_ns), np.array(prompts))
         assert found.tolist() == expected
-        ends_ns = sorted({draw.randint(0, 2_000_000) for _ in range(6)})
+        ends_ns = sorted({0, *(draw.randint(0, 2_000_000) for _ in range(6))})
         tokens = [draw.randint(1, 40) for _ in ends_ns]
         seen, free = {-1: -1}, 0
         for end, count in zip(ends_ns, tokens, strict=True):
             seen[end] = free = max(end, free) + round(count * output_s / 10 / servers * 1e9)
-        asked = draw.sample([-1, *ends_ns], min(3, len(ends_ns)))
+        asked = [0, *draw.sample([-1, *ends_ns], min(3, len(ends_ns)))]
         found = frontend.seen_ns(np.array(asked), (np.array(ends_ns), np.array(tokens)))
         assert found.tolist() == [seen[end] for end in asked]
 
