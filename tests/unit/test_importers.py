@@ -195,6 +195,7 @@ def test_measured_all_reduces_take_the_place_of_the_ring(tmp_path, header, rows)
         (2, "num_workers,size_bytes,time_us\n4,128,3\n", "no all-reduce of 2 workers"),
         (2, "num_workers,bytes,time_us\n2,128,3\n", "no column 'size_bytes'"),
         (2, "num_workers,size_bytes,time_us\n2,0,3\n", "sizes must be positive"),
+        (2, "num_workers,size_bytes,time_us\n2,128,3\n2,0,3\n", "sizes must be positive"),
     ],
 )
 def test_unusable_table_of_all_reduces_is_refused(tmp_path, workers, text, told):
