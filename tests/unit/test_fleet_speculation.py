@@ -40,7 +40,7 @@ from schedlab.sim.speculation.drafters import (
 )
 from tests import laws
 from tests.laws import LinearCost, arrival
-from tests.unit.test_cluster import SharedCost, joint_step
+from tests.unit.test_cluster import Measured, SharedCost, joint_step
 from tests.workloads import share, workloads
 
 LIMITS = {"num_blocks": 200, "max_model_len": 100, "block_size": 4, "max_num_seqs": 4}
@@ -213,9 +213,9 @@ def test_fleet_that_changes_serves_everybody_with_drafts(cluster):
 # -- engines that run every step together --------------------------------------------------------
 
 
-def together(size, workload, rates=(1.0,), config=DRAFTS, lockstep=True):
+def together(size, workload, rates=(1.0,), config=DRAFTS, lockstep=True, pricing=None):
     """Run engines whose experts, those of their drafters too, get the tokens of all."""
-    pricing = Pricing(SharedCost(100, 10, 0))
+    pricing = pricing or Pricing(SharedCost(100, 10, 0))
 
     def new_engine():
         drafter = ModelDrafter(SharedCost(50, 1, 0), 0, 0, 0)
@@ -241,6 +241,26 @@ def test_passes_of_engines_in_lockstep_meet_one_by_one():
     steps = log.steps()
     assert np.unique(steps["end_ns"]).tolist() == np.cumsum(ends_ns).tolist()
     assert log.token_times(1).tolist() == np.cumsum(ends_ns)[[0, 1, 1]].tolist()
+
+
+@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
+@pytest.mark.parametrize(
+    ("prompts", "steps", "by_feature"),
+    [
+        ((20, 5), 0, {}),
+        ((20, 6), 2, {"gathered_tokens": 2}),
+        ((21, 4), 1, {"new_tokens": 1}),
+        ((26, 4), 2, {"new_tokens": 1, "gathered_tokens": 2}),
+    ],
+)
+def test_step_with_drafts_is_extrapolated_by_the_tokens_that_the_model_meets(
+    prompts, steps, by_feature
+):
+    # The drafter has its own passes, which may meet more or fewer.
+    pricing = Pricing(Measured(100, 10, 0))
+    together(2, [arrival(i, 0, n, 3) for i, n in enumerate(prompts)], pricing=pricing)
+    assert pricing.extrapolated_steps == steps
+    assert pricing.extrapolated_by_feature == by_feature
 
 
 def test_engine_that_drafts_nothing_waits_for_the_drafts_of_others():
