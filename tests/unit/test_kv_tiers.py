@@ -20,6 +20,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
@@ -980,3 +981,17 @@ def test_request_that_is_being_loaded_cannot_be_preempted_until_it_is_there(seat
     limits = config(tier(load_bytes_per_s=GB / 10), kv_load="always", load_takes_seat=seat)
     run_laws(Preempts(), work, limits, prove=False)
     assert told
+
+
+def test_computing_blocks_is_estimated_by_steps_that_have_nothing_else_in_them():
+    told = []
+
+    def estimate_ns(shape, num_steps):
+        told.append((shape, num_steps))
+        return 7 * len(told)
+
+    tiering = Tiering(config(max_num_batched_tokens=40), estimate_ns, Copies())
+    assert tiering.compute_ns(1, 8) == 7 + 14 + 21
+    chunks = [(40, 16), (40, 56), (32, 96)]  # from token 16 to 128
+    assert told == [(BatchShape(0, 0, 0, (chunk,)), 1) for chunk in chunks]
+    assert tiering.compute_ns(8, 8) == 0
