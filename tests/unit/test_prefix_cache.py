@@ -400,3 +400,29 @@ def test_answer_names_the_blocks_behind_its_prompt_that_it_fills(computed, named
     assert kv.allocate(state, 8)
     state._computed = computed
     assert kv.name_answer(state, (3, 4, 5)) == named
+
+
+def test_tokens_that_a_cache_has_of_any_prompt_are_those_that_it_would_give():
+    # Of names that it holds or has lost, to prompts that end in a block, with it, or before it:
+    # at least the last token is computed.
+    draw = random.Random(8)
+    for _ in range(20):
+        kv = PrefixCachingKVCache(draw.randint(6, 14), BLOCK)
+        known = []
+        for number in range(6):
+            names = tuple(range(10 * draw.randint(1, 2), 10 * draw.randint(1, 2) + 6))[:5]
+            names = names or (1, 2)
+            state = request(number, len(names) * BLOCK + 1, names)
+            if kv.allocate(state, state.num_tokens):
+                state._computed = state.num_tokens
+                finish(kv, state)
+                known.append(names)
+        for names in known:
+            for tokens in range(len(names) * BLOCK, len(names) * BLOCK + 3):
+                asked = request(99, tokens, names)
+                found = kv.lookup(asked).tokens
+                held = 0
+                while held < len(names) and kv.knows(names[held]):
+                    held += 1
+                assert found == min(held, (tokens - 1) // BLOCK) * BLOCK
+                assert kv.cached_tokens(asked) == found
