@@ -14,14 +14,18 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
 from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig, KVTier
+from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.failures import Failures, Outage
+from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
 from schedlab.sim.kv.ledger import NO_HIT
@@ -995,3 +999,32 @@ def test_computing_blocks_is_estimated_by_steps_that_have_nothing_else_in_them()
     chunks = [(40, 16), (40, 56), (32, 96)]  # from token 16 to 128
     assert told == [(BatchShape(0, 0, 0, (chunk,)), 1) for chunk in chunks]
     assert tiering.compute_ns(8, 8) == 0
+
+
+def test_everybody_is_answered_whenever_an_engine_dies_that_loads():
+    # As above: the last prompt waits, is loaded, has memory and no seat until the other is gone,
+    # and runs.
+    limits = connected(watermark=0.1, scheduler_reserve_full_isl=True)
+    work = [
+        *evicting_work()[:3],
+        arrival(3, 290_000, 22 * BLOCK - 2, 24),
+        arrival(4, 300_000, 13 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+    ]
+
+    def new_engine(_=0):
+        return Engine(
+            limits, ContinuousBatching(), SimExecutor(Pricing(LinearCost(1000, 10, 0))),
+            check_conservation,
+        )  # fmt: skip
+
+    for at_ns in (300_100, 300_900, 310_000, 323_000):
+        failures = Failures(outages=[Outage(0, at_ns, 1_000)])
+        log = simulate_cluster(
+            [new_engine()], routers.make("round_robin"), work,
+            changes=Changes(Supply(new_engine, ["mixed"], [0]), failures),
+        )  # fmt: skip
+        rows = log.requests()
+        assert rows["id"].tolist() == [0, 1, 2, 3, 4], at_ns
+        assert rows["generated_tokens"].tolist() == [1, 2, 2, 24, 1], at_ns
+        lost = {3, 4} if at_ns < 322_730 else {4}
+        assert {loss.id for loss in log.losses} == lost, at_ns
