@@ -4,8 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.promise import PromiseCheck, difference
 from schedlab.sim.errors import PolicyLied
+from schedlab.sim.request import RequestState
+from tests.laws import arrival
 
 
 class Answers:
@@ -122,3 +125,34 @@ def test_difference_of_decisions_names_each_part_that_differs():
         "it: admitted: b then B; swapped: d then D; rejected: e then E; padding: f then F; "
         "finished: g then G; pad_finished: h then H; loading: i then I"
     )
+
+
+def test_decision_of_a_plan_is_all_that_it_does_and_nothing_that_it_promises():
+    states = [RequestState(arrival(i, prompt=9).request) for i in range(4)]
+    one, two, *_ = states
+    given = {
+        "decodes": (one,), "chunks": ((two, 5),), "admitted": (two,), "preempted": (states[2],),
+        "swapped": (), "rejected": ((states[3], "a reason"),), "padding_tokens": 3,
+        "finished": "leave", "pad_finished": False, "max_steps": 1, "until_ns": 7, "start_ns": 2,
+        "list_decodes": lambda: (one,), "trimmed": (), "loading": ((two, ((0, (1, 2)),)),),
+    }  # fmt: skip
+
+    def decided(**changes):
+        return BatchPlan(**{**given, **changes}).decision()
+
+    same = decided()
+    for name, other in (
+        ("decodes", (two,)), ("decodes", (one, states[3])), ("chunks", ((two, 6),)),
+        ("chunks", ((states[3], 5),)), ("admitted", ()), ("admitted", (one,)),
+        ("preempted", (one,)), ("swapped", (states[2],)), ("rejected", ()),
+        ("rejected", ((states[3], "another"),)), ("rejected", ((one, "a reason"),)),
+        ("padding_tokens", 4), ("finished", "hold"), ("pad_finished", True),
+        ("loading", ((two, ((0, (1, 2, 3)),)),)), ("loading", ((one, ((0, (1, 2)),)),)),
+        ("loading", ()), ("trimmed", ((states[3], 1),)),
+    ):  # fmt: skip
+        assert decided(**{name: other}) != same, (name, other)
+    for name, other in (
+        ("decodes", None), ("max_steps", 9), ("until_ns", 8), ("start_ns", 3),
+        ("loading", ((two, ((0, (1,)), (1, (2,)))),)),
+    ):  # fmt: skip
+        assert decided(**{name: other}) == same, (name, other)
