@@ -681,3 +681,21 @@ def test_engine_kept_after_all_takes_who_had_none_at_once():
     assert rows["engine"].tolist() == [1, 1, 1]
     assert 20_000 <= rows["first_scheduled_ns"][2] < 21_100, "in the next step of the second"
     assert rows["finish_ns"][0] < 30_000
+
+
+def test_engine_that_comes_back_is_known_only_as_it_reports():
+    told = {}
+
+    class Noting(Router):
+        def route(self, request, engines):
+            period = request.arrival_ns // 10_000
+            for engine in engines:
+                told.setdefault((engine.index, period), []).append(engine.num_running)
+            return request.id % len(engines)
+
+    # The second is down from 2.5 us to 4.5 us, and reports next with the other at 10 us.
+    work = [arrival(i, 400 * i, 5, 9) for i in range(60)]
+    simulate(work, Failures([Outage(1, 2_500, 2_000)]), router=Noting(), staleness_ns=10_000)
+    assert all(len(set(running)) == 1 for running in told.values())
+    assert {told[1, 0][-1], told[0, 0][-1]} == {0}
+    assert told[1, 1][0] > 0
