@@ -212,7 +212,9 @@ def test_experts_cost_by_the_number_that_tokens_touch(tmp_path):
     us, imported = step_us(path, tmp_path)
     # One token touches exactly 2 of 8 experts: 21 us instead of the dense MLP's 6.
     assert us == pytest.approx(1 + 10 * (42 - 6 + 21) + 7, abs=1e-3)
-    assert any("chosen uniformly" in line for line in imported.assumptions)
+    assert [line for line in imported.assumptions if "experts" in line] == [
+        "experts are chosen uniformly and independently, so T tokens touch E*(1-(1-k/E)^T) of them"
+    ]
 
 
 def test_experts_measured_in_slices_compute_the_tokens_of_both_engines(tmp_path):
