@@ -971,9 +971,11 @@ def test_request_that_is_being_loaded_cannot_be_preempted_until_it_is_there(seat
     told = []
 
     class Preempts(ContinuousBatching):
+        seats_loaded = not seat
+
         def plan(self, view, builder):
-            loading = view._requests.loading
-            for state in [state for i, state in sorted(loading.items()) if i == 3]:
+            requests = view._requests
+            for state in (requests.loading if seat else requests.holding).values():
                 with pytest.raises(InfeasiblePlan, match="cannot be preempted: it does not run"):
                     builder.preempt(state)
                 told.append(view.now_ns)
@@ -1028,3 +1030,29 @@ def test_everybody_is_answered_whenever_an_engine_dies_that_loads():
         assert rows["generated_tokens"].tolist() == [1, 2, 2, 24, 1], at_ns
         lost = {3, 4} if at_ns < 322_730 else {4}
         assert {loss.id for loss in log.losses} == lost, at_ns
+
+
+def test_request_without_a_seat_is_granted_one_only_when_what_is_loaded_is_there():
+    told = []
+
+    class Insists(ContinuousBatching):
+        seats_loaded = True
+
+        def plan(self, view, builder):
+            for state in view._requests.holding.values():
+                if state.id not in view._requests.come:
+                    assert state not in list(view.waiting)
+                    assert builder.grant(state) == 0
+                    assert builder.denied == (state, "its KV is on its way from a lower tier")
+                    told.append(view.now_ns)
+            return super().plan(view, builder)
+
+    *before, document = evicting_work()
+    work = [*before, arrival(4, 299_000, 24, 30), document]
+    limits = connected(max_model_len=400)
+    limits = replace(limits, kv_tiers=(tier(load_bytes_per_s=GB / 10),))
+    log = run_laws(Insists(), work, limits, prove=False)
+    (load,) = copies_of(log, is_load=1)
+    assert load["id"] == 3
+    assert len(told) > 3
+    assert log.requests()["first_scheduled_ns"][3] >= load["done_ns"] > max(told)
