@@ -604,3 +604,13 @@ def test_steps_of_an_engine_take_so_many_times_as_long_rounded_and_never_nothing
         expected = [max(1, math.floor(ns * factor + 0.5)) for ns in whole]
         assert stages(factor) == expected, factor
     assert set(stages(0.01)) == {1}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("falls", [True, False])
+def test_executor_says_of_its_cost_model_what_that_says(num_stages, reads, falls):
+    cost = StagedCost(num_stages * (10,))
+    cost.reads_extremes, cost.never_falls = reads, not falls
+    executor = (PipelineExecutor if num_stages > 1 else SimExecutor)(Pricing(cost))
+    assert (executor.reads_extremes, executor.prices_never_fall) == (reads, not falls)
