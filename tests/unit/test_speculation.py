@@ -370,7 +370,14 @@ def test_shorter_drafts_than_recorded_continue_in_the_middle_of_one(tmp_path):
         ('{"id": 0, "drafted": [1], "accepted": []}', "of one length"),
         ('{"id": 0, "drafted": [1], "accepted": [2]}', "2 tokens accepted of 1 drafted"),
         ('{"id": 0, "drafted": [-1], "accepted": [0]}', "whole numbers >= 0"),
+        ('{"id": 0, "drafted": [1], "accepted": [true]}', "whole numbers >= 0"),
+        ('{"id": 0, "drafted": [1.0], "accepted": [0]}', "whole numbers >= 0"),
+        ('{"id": 0, "drafted": 1, "accepted": [0]}', '"drafted" must be a list'),
+        ('{"id": 0, "drafted": [1]}', '"accepted" must be a list'),
         ('{"drafted": [1], "accepted": [0]}', '"id"'),
+        ('{"id": "0", "drafted": [1], "accepted": [0]}', '"id", a whole number'),
+        ('{"id": null, "drafted": [1], "accepted": [0]}', '"id", a whole number'),
+        ('[{"id": 0, "drafted": [1], "accepted": [0]}]', "must be an object"),
     ],
 )
 def test_wrong_recording_names_the_line(tmp_path, line, message):
