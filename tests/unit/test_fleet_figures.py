@@ -1,7 +1,9 @@
 """Figures and tables of a fleet show what its engines did."""
 
 import dataclasses
+import json
 import math
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +22,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.sweeps.sweep_all import run_into
 from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SchedlabError
-from schedlab.sim.record.fleet import STILL
+from schedlab.sim.record.fleet import STILL, EngineFacts, Span
 
 FLEET = {
     "model": "schedlab-small",
@@ -287,3 +289,20 @@ def test_memory_over_time_is_a_share_of_that_of_the_engine_of_each_step(monkeypa
     np.testing.assert_allclose(percent, 100 * steps["kv_allocated_tokens"] / capacity)
     first_ns = result.requests["arrival_ns"].min()
     np.testing.assert_allclose(time_s, (steps["start_ns"] - first_ns) / 1e9)
+
+
+def test_facts_of_an_engine_are_read_back_as_they_were_whatever_they_lack():
+    names = {"pool": "p", "hardware": "h100", "policy": "fcfs", "role": "mixed"}
+    for price, paid, served in product(
+        (None, 0.0, 2.5), ((), (Span(0, 9), Span(20, STILL))), ((), (Span(3, 7),))
+    ):
+        facts = EngineFacts(
+            **names, num_gpus=2, kv_capacity_tokens=640, usd_per_gpu_hour=price, paid=paid,
+            served=served,
+        )  # fmt: skip
+        data = json.loads(json.dumps(facts.to_data()))
+        assert EngineFacts.from_data(data) == facts
+        assert data["usd_per_gpu_hour"] == price
+        assert {*data} & {"paid", "served"} == {
+            name for name, spans in (("paid", paid), ("served", served)) if spans
+        }
