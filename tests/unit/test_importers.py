@@ -115,6 +115,19 @@ def test_newer_form_of_the_layer_list_is_understood(tmp_path):
     assert step_us(bundle(tmp_path, layers=newer), tmp_path)[0] == 1 + 10 * 42 + 7
 
 
+def test_layer_list_is_found_under_both_of_its_names_and_where_it_is_given(tmp_path):
+    path = bundle(tmp_path)
+    expected, _ = step_us(path, tmp_path)
+    older = tmp_path / "model_configs/qwen3.architecture.yaml"
+    (tmp_path / "models").mkdir()
+    newer = older.rename(tmp_path / "models/qwen3.yaml")
+    assert step_us(path, tmp_path)[0] == expected
+    given = newer.rename(tmp_path / "elsewhere.yaml")
+    assert step_us(path, tmp_path, Options(architecture=given))[0] == expected
+    with pytest.raises(SpecError, match="no layer list of architecture 'qwen3' near the bundle"):
+        import_bundle(path, Options())
+
+
 @pytest.mark.filterwarnings("ignore:.*outside the measured range")
 def test_newer_attention_table_is_read_by_the_key_length_of_prefills(tmp_path):
     path = bundle(tmp_path)
@@ -753,6 +766,7 @@ def compiled(monkeypatch):
 
     class Asked(list):
         unknown = ""
+        fault = ValueError("no such model")
 
     asked = Asked()
 
@@ -760,7 +774,7 @@ def compiled(monkeypatch):
         @classmethod
         def compile(cls, model_path, system, backend, **sizes):
             if model_path in ("nobody/nothing", asked.unknown):
-                raise ValueError("no such model")
+                raise asked.fault
             config = Path(model_path) / "config.json"
             asked.append(
                 (model_path, sizes, json.loads(config.read_text()) if config.is_file() else None)
@@ -796,8 +810,12 @@ def test_aiconfigurator_takes_a_folder_with_a_config_as_the_model(compiled, tmp_
 
 
 def test_aiconfigurator_that_does_not_know_a_model_says_that_a_folder_will_do(compiled):
-    with pytest.raises(SpecError, match=r"no such model.*folder with its config\.json"):
-        import_aiconfigurator("nobody/nothing", "h100")
+    # Whatever the package raises.
+    for kind in (ValueError, KeyError, RuntimeError, OSError, AssertionError):
+        compiled.fault = kind("no such model")
+        told = rf"{kind.__name__}: .*no such model.*folder with its config\.json"
+        with pytest.raises(SpecError, match=told):
+            import_aiconfigurator("nobody/nothing", "h100")
 
 
 def test_aiconfigurator_prices_many_kv_heads_as_more_requests_with_fewer():
