@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -64,6 +65,14 @@ def test_result_has_the_metrics_of_what_there_was():
     turns = result(requests=dict(plain.requests) | {"session": names, "turn": np.array([1, 2, 1])})
     assert list(turns.metrics()) == list(plain.metrics()) + [o.name for o in every_session()]
     assert turns.metrics()["num_sessions"] == 2
+
+
+def test_session_is_measured_with_its_first_request_and_with_no_other():
+    names, turns = np.array(["a", "a", "b"]), np.array([1, 2, 1])
+    run = result(requests=dict(result().requests) | {"session": names, "turn": turns}).observation()
+    for chosen in product((True, False), repeat=3):
+        found = run.only(np.array(chosen)).sessions["session"].tolist()
+        assert found == [name for name, i in (("a", 0), ("b", 2)) if chosen[i]], chosen
 
 
 def test_metrics_join_requests_and_steps():
