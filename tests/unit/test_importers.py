@@ -456,7 +456,7 @@ def test_published_bundles_import(tmp_path, hardware, tp, has_skew):
     assert not cost.outside(shape)
 
 
-def vidur_rows(tmp_path, **changes):
+def vidur_rows(tmp_path, of_two=1, **changes):
     ops = (
         "emb", "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
         "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
@@ -464,10 +464,11 @@ def vidur_rows(tmp_path, **changes):
     header = [f"time_stats.{op}.median" for op in ops]
     header += ["num_tokens", "num_tensor_parallel_workers", "n_embd", "n_head"]
     shape = {"n_embd": 4096, "n_head": 32} | changes
-    # Every operator takes t microseconds for t tokens, measured twice.
+    # Every operator takes t microseconds for t tokens, or `of_two` as many on two devices, measured
+    # twice.
     rows = [
-        # And twice as many on two devices, that nobody takes one for the other.
-        [t * tp / 1000] * len(ops) + [t, tp, shape["n_embd"], shape["n_head"]]
+        [t * (of_two if tp == 2 else 1) / 1000] * len(ops)
+        + [t, tp, shape["n_embd"], shape["n_head"]]
         for t in (1, 100)
         for tp in (1, 2)
         for _ in range(2)
@@ -494,7 +495,7 @@ def test_vidur_operators_are_added_up_and_attention_is_a_roofline(tmp_path):
 
 
 def test_vidur_tensor_parallelism_takes_measured_all_reduces_inside_one_machine(tmp_path):
-    path = vidur_rows(tmp_path)
+    path = vidur_rows(tmp_path, of_two=2)  # that nobody takes one for the other
     with pytest.raises(SpecError, match="--network"):
         import_vidur(path, "a100", tensor_parallel_size=2)
     network = tmp_path / "all_reduce.csv"
