@@ -304,10 +304,12 @@ class Board:
 
     def has_changed(self, place: int, num_waiting: int, num_running: int) -> None:
         """Write down the counts of an engine, of which anything may have changed."""
-        self.num_waiting[place] = num_waiting
-        self.num_running[place] = num_running
         if self._load is not None:
             self._changed.add(place)
+        if self.num_waiting[place] == num_waiting and self.num_running[place] == num_running:
+            return
+        self.num_waiting[place] = num_waiting
+        self.num_running[place] = num_running
         weighted = self._weighted
         if weighted is not None:
             load = self._waiting_weight * num_waiting + self._running_weight * num_running

@@ -1,10 +1,15 @@
-"""The engines that a fleet lets its router choose among."""
+"""The engines that a fleet lets its router choose among.
+
+Whatever answers like an engine may be asked here, also on the compiled core.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Literal
+
+from mypy_extensions import mypyc_attr
 
 from schedlab.sim.drive.engine_state import Board, EngineState, first_least
 from schedlab.sim.request import Request
@@ -15,6 +20,7 @@ Column = Literal[
 ]  # fmt: skip
 
 
+@mypyc_attr(native_class=False)
 class Offer(list[EngineState]):
     """Engines one by one, and what they say column by column.
 
@@ -37,14 +43,16 @@ def column(engines: Sequence[EngineState], name: Column) -> list[int]:
     if isinstance(engines, Offer):
         kept: list[int] = getattr(engines.board, name)
         return kept
-    return [getattr(engine, name) for engine in engines]
+    each: Sequence[Any] = engines
+    return [getattr(engine, name) for engine in each]
 
 
 def loads(engines: Sequence[EngineState], load: Callable[[EngineState], Any]) -> list[Any]:
     """Return a load of each engine, only to be read; of an `Offer` as `Board.loads` does it."""
     if isinstance(engines, Offer):
         return engines.board.loads(load)
-    return [load(engine) for engine in engines]
+    each: Sequence[Any] = engines
+    return [load(engine) for engine in each]
 
 
 def place_of_least(
@@ -56,7 +64,8 @@ def place_of_least(
     """
     if isinstance(engines, Offer) and waiting < inf:  # what is no number is not least anywhere
         return engines.board.place_of_least(waiting, running, start)
-    counted = [waiting * engine.num_waiting + running * engine.num_running for engine in engines]
+    each: Sequence[Any] = engines
+    counted = [waiting * engine.num_waiting + running * engine.num_running for engine in each]
     return first_least(counted, start)
 
 
@@ -64,4 +73,5 @@ def cached_tokens(engines: Sequence[EngineState], request: Request) -> list[int]
     """Count the leading tokens of a prompt that each prefix cache holds."""
     if isinstance(engines, Offer):
         return engines.board.cached_tokens(request)
-    return [engine.cached_tokens(request) for engine in engines]
+    each: Sequence[Any] = engines
+    return [engine.cached_tokens(request) for engine in each]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 
@@ -28,10 +29,11 @@ class Tournament:
             width *= 2
         self._width = width
         # Who wins between places 2i and 2i + 1 stands at i; the loads themselves are the last.
-        self._rounds: list[float] = [inf] * (2 * width)
-        self._rounds[width : width + len(loads)] = loads
+        rounds = [inf] * (2 * width)
+        rounds[width : width + len(loads)] = loads
         for i in range(width - 1, 0, -1):
-            self._rounds[i] = min(self._rounds[2 * i], self._rounds[2 * i + 1])
+            rounds[i] = min(rounds[2 * i], rounds[2 * i + 1])
+        self._rounds = vec[float](rounds)
 
     def change(self, place: int, load: float) -> None:
         """Let a load be another one."""
