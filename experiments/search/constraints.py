@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec, set_key
 from schedlab.experiments.specification.search import is_key
 from schedlab.experiments.specification.sweep import short_names, shown
-from schedlab.sim.metrics.registry import every_run
+from schedlab.sim.metrics.registry import every_run, metric_named
 
 Metrics = Mapping[str, float]
 
@@ -46,6 +46,34 @@ def constraints_of(at_most: Mapping[str, float], at_least: Mapping[str, float]) 
     """Return the constraints of a search."""
     constraints = [Constraint(metric, bound, True) for metric, bound in at_most.items()]
     return constraints + [Constraint(metric, bound, False) for metric, bound in at_least.items()]
+
+
+def untold(names: Iterable[str], metrics: Metrics) -> str:
+    """Say which metric is not a number though the run served somebody; nothing if there is none.
+
+    Where nobody was served, NaN is the answer of an overloaded run, which breaks a constraint; so
+    it may be of a class, or of a metric of one's own, where requests were rejected.
+
+    Parameters
+    ----------
+    names : iterable of str
+        What a search goes by.
+    metrics : mapping of str to float
+        Those of a run.
+    """
+    for name in names:
+        if not math.isnan(metrics[name]):
+            continue
+        of_sessions = metric_named(name).about == "sessions"
+        served = metrics.get("completed_sessions" if of_sessions else "completed", 0.0)
+        may_be_of_some = "(" in name or ":" in name
+        if served > 0 and not (may_be_of_some and metrics.get("rejected", 0.0) > 0):
+            what = "sessions" if of_sessions else "requests"
+            return (
+                f"{name} is not a number, though {served:g} {what} completed: the run has nothing "
+                "that it is of; search by another metric"
+            )
+    return ""
 
 
 def needs_tables(spec: ExperimentSpec) -> bool:

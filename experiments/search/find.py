@@ -17,6 +17,7 @@ from schedlab.experiments.search.constraints import (
     Metrics,
     constraints_of,
     label_of,
+    untold,
     with_values,
 )
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -409,6 +410,9 @@ def _search_all(
         for (i, value), one in zip(pairs, tried, strict=True):
             if isinstance(one, Done):
                 failed.setdefault(_setting(todo[i]), one)
+            elif why := untold((constraint.metric for constraint in constraints), one.metrics):
+                job = runs.store.job(*_point(todo[i], asked, value, whole))
+                failed.setdefault(_setting(todo[i]), Done(job, one.seconds, why))
             else:
                 probes[i].append(
                     Probe(

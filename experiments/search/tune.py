@@ -8,7 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schedlab.experiments.search.constraints import Metrics, constraints_of, label_of, with_values
+from schedlab.experiments.search.constraints import (
+    Metrics,
+    constraints_of,
+    label_of,
+    untold,
+    with_values,
+)
 from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, suffices, told_way
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
@@ -257,6 +263,9 @@ def evaluate(
             if isinstance(one, Done):
                 failed = failed or str(one.error)
             else:
+                failed = failed or untold(
+                    (asked.goal, *asked.at_most, *asked.at_least), one.metrics
+                )
                 own.append(one.metrics)
         if failed:
             trials.append(failed)

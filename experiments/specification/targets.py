@@ -11,6 +11,15 @@ from schedlab.experiments.specification.slo import SloTargets
 from schedlab.sim.yaml_lines import KeyPath
 
 _OF_ROWS = {"slo_ttft_ms": "ttft_ms", "slo_tpot_ms": "tpot_ms", "deadline_s": "e2el_ms"}
+_OF_METRICS: dict[str, Collection[str]] = {
+    **{f"{key.removesuffix('_ms')}_slo_attainment": (key,) for key in SloTargets.model_fields},
+    **dict.fromkeys(
+        ("slo_attainment", "request_goodput", "deadline_misses"), tuple(SloTargets.model_fields)
+    ),
+}
+_SIDES = ("at_most", "at_least")
+
+Choices = Iterator[tuple[KeyPath, str, Collection[str]]]
 
 
 def check_targets(spec: ExperimentSpec, columns: Collection[str], fail: Fail) -> None:
@@ -28,10 +37,9 @@ def check_targets(spec: ExperimentSpec, columns: Collection[str], fail: Fail) ->
     given = {_OF_ROWS[name] for name in columns if name in _OF_ROWS}
     for slo in (spec.slo, *(one.slo for one in spec.workload.classes.values())):
         given |= slo.model_dump(exclude_none=True).keys()
-    for path, name, needs in _choices(spec):
-        if needs and given.isdisjoint(needs):
-            wanted = " or ".join(f"slo.{key}" for key in SloTargets.model_fields if key in needs)
-            fail(path, f"{name} decides by targets, and no request has one; add {wanted}")
+    _check(_choices(spec), given, "decides by", fail)
+    # A search may set targets itself: min slo.ttft_ms subject to slo_attainment >= 0.9.
+    _check(_searched(spec), given | {key.rpartition(".")[2] for key in _set(spec)}, "is of", fail)
 
 
 def may_have_targets(spec: ExperimentSpec) -> Collection[str]:
@@ -43,7 +51,33 @@ def may_have_targets(spec: ExperimentSpec) -> Collection[str]:
     return tuple(_OF_ROWS) if is_file else ()
 
 
-def _choices(spec: ExperimentSpec) -> Iterator[tuple[KeyPath, str, Collection[str]]]:
+def _check(choices: Choices, given: Collection[str], does: str, fail: Fail) -> None:
+    for path, name, needs in choices:
+        if needs and set(given).isdisjoint(needs):
+            wanted = " or ".join(f"slo.{key}" for key in SloTargets.model_fields if key in needs)
+            fail(path, f"{name} {does} targets, and no request has one; add {wanted}")
+
+
+def _searched(spec: ExperimentSpec) -> Choices:
+    """Yield the key, the name and the targets of metrics that a search goes by."""
+    for section, asked in (("find", spec.find), ("tune", spec.tune)):
+        if asked is None:
+            continue
+        named: list[tuple[KeyPath, str | None]] = [
+            ((side, name), name) for side in _SIDES for name in getattr(asked, side)
+        ]
+        named += [((side,), getattr(asked, side)) for side in ("maximize", "minimize")]
+        for path, name in named:
+            yield (section, *path), str(name), _OF_METRICS.get(str(name), ())
+
+
+def _set(spec: ExperimentSpec) -> set[str]:
+    """Return the keys that a search sets."""
+    keys = set() if spec.find is None else {spec.find.key}
+    return keys if spec.tune is None else {*keys, spec.tune.goal, *spec.tune.over}
+
+
+def _choices(spec: ExperimentSpec) -> Choices:
     """Yield the key, the name and the targets of what may decide by some."""
     from schedlab.policies.autoscalers.registry import autoscaler_class
     from schedlab.policies.routers.registry import router_class

@@ -315,7 +315,7 @@ def searched(_: str) -> dict[str, Any]:
     """Search two settings with seeds under two constraints, and say so."""
     spec = make_spec({
         "name": "asked", "replications": 5, "model": "llama-3-8b", "hardware": "h100",
-        "engine": {"max_model_len": 4000},
+        "engine": {"max_model_len": 4000}, "slo": {"ttft_ms": 60.0},
         "workload": {"trace": "fixed", "num_requests": 100, "request_rate": 2.0},
         "sweep": {"policy": ["fcfs", {"name": "static", "max_batch_size": 8}]},
         "find": {"maximize": "workload.request_rate", "tolerance": 0.05,

@@ -252,6 +252,94 @@ def test_find_of_a_swept_key_raises():
         )
 
 
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"find": "max workload.request_rate subject to slo_attainment >= 0.9"},
+         "find.at_least.slo_attainment: slo_attainment is of targets, and no request has one; add "
+         "slo.ttft_ms or slo.tpot_ms or slo.e2el_ms"),
+        ({"find": "max workload.request_rate subject to tpot_slo_attainment >= 0.9",
+          "slo": {"ttft_ms": 9}}, "no request has one; add slo.tpot_ms"),
+        ({"tune": {"maximize": "request_goodput", "over": {"engine.max_num_seqs": [8, 64]}}},
+         "tune.maximize: request_goodput is of targets, and no request has one"),
+        ({"tune": {"minimize": "deadline_misses", "over": {"engine.max_num_seqs": [8, 64]}}},
+         "tune.minimize: deadline_misses is of targets, and no request has one"),
+    ],
+)  # fmt: skip
+def test_search_by_targets_that_no_request_has_is_refused_at_its_key(section, said):
+    with pytest.raises(SpecError, match=f"^{re.escape(said)}|{re.escape(said)}$"):
+        spec(**section)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"find": "max workload.request_rate subject to slo_attainment >= 0.9",
+         "slo": {"e2el_ms": 9}},
+        {"find": "min slo.ttft_ms subject to slo_attainment >= 0.9"},
+        {"find": "max workload.request_rate subject to slo_attainment >= 0.9",
+         "sweep": {"slo.ttft_ms": [9, 99]}},
+        {"tune": {"maximize": "request_goodput", "over": {"slo.ttft_ms": [8, 64]}}},
+    ],
+)  # fmt: skip
+def test_search_by_targets_that_something_gives_is_allowed(section):
+    assert spec(**section)
+
+
+class Gives(Runs):
+    """Runs that all give the same metrics."""
+
+    def __init__(self, folder, **metrics):
+        super().__init__(Store(folder), InProcess())
+        self.given = metrics
+
+    def tried(self, wanted):
+        return [PointMetrics(label, {}, 0, "", self.given) for _, label in wanted]
+
+
+@pytest.mark.parametrize(
+    ("metric", "num_rejected"),
+    [
+        ("p99_tpot_ms", 0.0),
+        ("p99_tpot_ms", 3.0),
+        ("of_class(metric=p99_ttft_ms, column=tenant, value=a)", 0.0),
+    ],
+)
+def test_find_by_what_runs_do_not_have_is_an_error_and_no_answer(tmp_path, metric, num_rejected):
+    asked = spec(find=f"max workload.request_rate between 1 and 8 subject to {metric} <= 100")
+    said = f"request_rate=1, seed 0: {metric} is not a number, though 60 requests completed"
+    runs = Gives(tmp_path, **{metric: math.nan}, completed=60.0, rejected=num_rejected)
+    with pytest.raises(SchedlabError, match=re.escape(said)):
+        find(asked, runs)
+
+
+@pytest.mark.parametrize(
+    ("metric", "others"),
+    [
+        ("p99_tpot_ms", {"completed": 0.0}),
+        ("mean_session_s", {"completed": 9.0, "completed_sessions": 0.0}),
+        (
+            "of_class(metric=p99_ttft_ms, column=tenant, value=a)",
+            {"completed": 9.0, "rejected": 3.0},
+        ),
+    ],
+)
+def test_find_takes_runs_in_which_nobody_was_served_as_a_break(tmp_path, metric, others):
+    asked = spec(find=f"max workload.request_rate between 1 and 8 subject to {metric} <= 100")
+    given = {metric: math.nan, "offered_request_rate": 1.0, "request_throughput": 0.0, **others}
+    (one,) = find(asked, Gives(tmp_path, **given))
+    assert one.bound == "below"
+
+
+@pytest.mark.parametrize("name", ["p99_tpot_ms", "p99_itl_ms"])
+def test_tune_by_what_runs_do_not_have_is_an_error_and_no_answer(tmp_path, name):
+    asked = spec(tune={"minimize": "p99_tpot_ms", "at_most": {"p99_itl_ms": 9},
+                       "over": {"engine.max_num_seqs": [8, 64]}})  # fmt: skip
+    given = {"p99_tpot_ms": 1.0, "p99_itl_ms": 1.0, "completed": 60.0, name: math.nan}
+    with pytest.raises(SpecError, match=f"{name} is not a number, though 60 requests completed"):
+        tuning.tune(asked, Gives(tmp_path, **given))
+
+
 def test_search_sections_do_not_change_what_a_point_is(tmp_path):
     plain = spec()
     asked = spec(find="max workload.request_rate subject to failed <= 0")
@@ -948,7 +1036,7 @@ class Fleets:
 def fleet(**keys):
     return make_spec({
         "name": "f", "model": "llama-3-8b", "hardware": "h100-80gb", "cluster": 2,
-        "replications": 5,
+        "replications": 5, "slo": {"ttft_ms": 500.0},
         "workload": {"trace": "azure-conv", "num_requests": 10, "request_rate": 5.0}, **keys,
     })  # fmt: skip
 
