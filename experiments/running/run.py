@@ -117,6 +117,10 @@ def _run(
     check_targets(spec, trace.columns(), _refuse)
     if trace.turns is not None:
         require_sessions_possible(spec)
+    if spec.measure is not None and trace.turns is None and spec.workload.max_concurrency is None:
+        times_ns = trace.require_arrivals()  # known before it runs, so that it need not run
+        cut = spec.measure.model_dump()
+        measured_window({"arrival_ns": times_ns, "finish_ns": times_ns}, **cut)
     prediction = predictions(spec, trace)
     arrivals = partial(_arrivals, kinds, trace, prediction)
     backend = open_backend(spec, kinds) if opened is None else opened(pricing)

@@ -15,7 +15,7 @@ from schedlab.experiments.specification.fields import Data, shorthand_of
 from schedlab.experiments.specification.key_errors import describe_error, section_at
 from schedlab.experiments.specification.named_files import found_files
 from schedlab.experiments.specification.paths import absolute_paths
-from schedlab.experiments.specification.search import check_search
+from schedlab.experiments.specification.search import check_measure, check_search
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.swept import swept_keys, swept_values
 from schedlab.experiments.specification.targets import check_targets, may_have_targets
@@ -334,6 +334,7 @@ def _build(data: Data, located: Located) -> ExperimentSpec:
     except ValidationError as error:
         fail(*describe_error(error, ExperimentSpec))
     check_names(spec, fail)
+    check_measure(spec.measure, spec.workload, fail)
     if not spec.sweep:  # which may give targets; its points are looked at one by one
         check_targets(spec, may_have_targets(spec), fail)
     return spec

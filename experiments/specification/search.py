@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -19,6 +20,7 @@ from schedlab.experiments.specification.fields import (
     Shorthand,
     whole,
 )
+from schedlab.experiments.specification.workload import Workload
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import KeyPath
 
@@ -40,7 +42,9 @@ class MeasurementSpec(Section):
         default=None, description="Seconds after the first arrival that are left out."
     )
     warm_up_requests: CountOrZero | None = Field(
-        default=None, description="Instead: first requests that are left out."
+        default=None,
+        description="Instead: first requests that are left out, with all that arrive at the same "
+        "instant as the last of them.",
     )
     cool_down_s: Seconds | None = Field(
         default=None,
@@ -53,6 +57,32 @@ class MeasurementSpec(Section):
         if self.warm_up_s is not None and self.warm_up_requests is not None:
             raise ValueError("give warm_up_s or warm_up_requests, not both")
         return self
+
+
+def check_measure(measure: MeasurementSpec | None, workload: Workload, fail: Fail) -> None:
+    """Refuse a warm-up that leaves no request, as far as that is known before a trace is read.
+
+    Parameters
+    ----------
+    measure : MeasurementSpec or None
+        What is measured.
+    workload : Workload
+        Of what.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    path = ("measure", "warm_up_requests")
+    left_out = measure.warm_up_requests if measure is not None else None
+    if not left_out or workload.sessions is not None:
+        return
+    at_once = workload.request_rate == math.inf or (
+        workload.arrivals is not None and workload.arrivals.process == "all_at_once"
+    )
+    num = workload.num_requests
+    if num is not None and left_out >= num:
+        fail(path, f"{left_out} of {num} requests leaves nothing to measure")
+    if at_once and workload.max_concurrency is None and not workload.follow_sessions:
+        fail(path, "all requests arrive at once, so none of them comes after the warm-up")
 
 
 def _range(value: object) -> object:

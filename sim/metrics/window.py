@@ -50,7 +50,8 @@ def measured_window(
     warm_up_s : float, optional
         The window begins so long after the first arrival.
     warm_up_requests : int, optional
-        Instead, it begins with the arrival that so many came before.
+        Instead, it begins with the first arrival after that of so many: who comes at the same
+        instant as the last of them is left out with it.
     cool_down_s : float, optional
         The window ends so long before the last arrival; if absent with the run.
 
@@ -69,13 +70,19 @@ def measured_window(
         raise SpecError("measure: there are no requests")
     first, last = int(arrival[0]), int(arrival[-1])
     begin = first + round((warm_up_s or 0.0) * _NS_PER_S)
-    if warm_up_requests is not None:
+    if warm_up_requests:
         if warm_up_requests >= len(arrival):
             raise SpecError(
                 f"measure.warm_up_requests: {warm_up_requests} of {len(arrival)} requests leaves "
                 "nothing to measure"
             )
-        begin = int(arrival[warm_up_requests])
+        num_left_out = int(np.searchsorted(arrival, arrival[warm_up_requests - 1], side="right"))
+        if num_left_out == len(arrival):
+            raise SpecError(
+                f"measure.warm_up_requests: {warm_up_requests} of {len(arrival)} requests leaves "
+                "nothing to measure: all others arrive with the last of them"
+            )
+        begin = int(arrival[num_left_out])
     end = max(int(requests["finish_ns"].max()), last) + 1
     if cool_down_s is not None:
         end = last - round(cool_down_s * _NS_PER_S)

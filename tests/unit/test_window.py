@@ -1,10 +1,13 @@
 """Warm-up and cool-down: which requests count, which rates, and that a file remembers it."""
 
+import math
+
 import numpy as np
 import pytest
 
 from schedlab.experiments.analysis.latencies import latencies_s, measured_latencies
 from schedlab.experiments.results.tables import warnings
+from schedlab.experiments.running import run as running
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
@@ -48,6 +51,46 @@ def test_window_that_leaves_nothing_raises(cut, message):
     requests = {"arrival_ns": np.array([0, 9]) * 10**9, "finish_ns": np.array([1, 10]) * 10**9}
     with pytest.raises(SpecError, match=message):
         measured_window(requests, **cut)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "begins_s"), [(0, 1), (1, 2), (2, 7), (3, 7), (4, 7), (5, 9), (6, None)]
+)
+def test_window_after_requests_that_arrive_together_begins_with_the_next_that_is_later(
+    left_out, begins_s
+):
+    arrival_ns = np.array([1, 2, 2, 2, 7, 9, 9]) * 10**9
+    requests = {"arrival_ns": arrival_ns, "finish_ns": arrival_ns + 10**9}
+    if begins_s is None:
+        with pytest.raises(SpecError, match=r"warm_up_requests: 6 of 7 .* arrive with the last"):
+            measured_window(requests, warm_up_requests=left_out)
+        return
+    window = measured_window(requests, warm_up_requests=left_out)
+    assert window.begin_ns == begins_s * 10**9
+    assert (~window.holds(arrival_ns)).sum() >= left_out
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ({"request_rate": math.inf}, "all requests arrive at once"),
+        ({"arrivals": "all_at_once"}, "all requests arrive at once"),
+        ({"request_rate": 1.0, "num_requests": 20}, "20 of 20 requests leaves nothing to measure"),
+    ],
+)
+def test_warm_up_that_leaves_no_request_is_refused_at_its_key(workload, said):
+    asked = {"prompt_tokens": 9, "output_tokens": 2, "num_requests": 40, **workload}
+    with pytest.raises(SpecError, match=rf"^measure\.warm_up_requests: {said}"):
+        make_spec({"workload": asked, "measure": {"warm_up_requests": 20}})
+    make_spec({"workload": {**asked, "num_requests": 40, "max_concurrency": 4},
+               "measure": {"warm_up_requests": 20}})  # fmt: skip
+
+
+def test_cut_that_leaves_nothing_of_known_arrivals_is_refused_before_the_run(monkeypatch):
+    monkeypatch.setattr(running, "open_backend", None)
+    workload = {"prompt_tokens": 9, "output_tokens": 2, "num_requests": 4, "request_rate": 1.0}
+    with pytest.raises(SpecError, match="nothing is left: requests arrive for"):
+        run(make_spec({"workload": workload, "measure": {"warm_up_s": 1e6}}))
 
 
 @pytest.mark.slow
