@@ -11,6 +11,7 @@ from schedlab.experiments.analysis.frontier import on_frontier
 from schedlab.experiments.analysis.rate_curves import curves, rate
 from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.style import save
+from schedlab.experiments.figures.timelines import ran
 from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.selection import num_gpus
 from schedlab.experiments.results.tables import Row
@@ -263,11 +264,12 @@ def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
             return plots.latency_cdf({run.policy: run}, title, metric)
 
         yield Drawing(f"{metric}_cdf", f"Distribution of the {words} over requests.", cdf)
-    yield Drawing(
-        "time_series",
-        "Requests, KV memory, its waste and preemptions over the time of the run.",
-        lambda: plots.time_series(run, title),
-    )
+    if ran(run):
+        yield Drawing(
+            "time_series",
+            "Requests, KV memory, its waste and preemptions over the time of the run.",
+            lambda: plots.time_series(run, title),
+        )
     yield Drawing(
         "gantt", "What happened to each of the first requests.", lambda: plots.gantt(run, title)
     )
@@ -276,7 +278,7 @@ def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
 def _of_one_fleet(results: SavedResults) -> Iterator[Drawing]:
     run = results.runs[0].load()
     title = f"{results.name} ({run.policy})"
-    if not run.engines:
+    if not run.engines or not ran(run):
         return
     yield Drawing(
         "engines_over_time",

@@ -10,6 +10,7 @@ import numpy as np
 
 from schedlab.experiments.figures.heat_map import shades
 from schedlab.experiments.figures.style import GREY, LOOKS, house_style, looks, new_figure, note
+from schedlab.experiments.figures.timelines import check_ran
 from schedlab.experiments.statistics import estimate, with_interval
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.metrics.step_lengths import StepLengths
@@ -56,9 +57,10 @@ def engines_over_time(result: RunResult, title: str) -> Figure:
     Raises
     ------
     SchedlabError
-        If the run is of one engine.
+        If the run is of one engine, or no request was ever scheduled.
     """
     _check_fleet(result)
+    check_ran(result)
     start_ns = int(result.requests["arrival_ns"].min())
     end_ns = max(int(some["end_ns"].max()) for some in batches(result.log.steps()) if len(some))
     edges_ns = np.linspace(start_ns, end_ns, _NUM_BINS + 1)
@@ -268,7 +270,7 @@ def of_engines(run: Observation) -> dict[str, Floats]:
     return {
         "requests answered": requests.astype(float),
         "tokens computed": tokens,
-        "busy (% of the run)": 100 * busy_ns / _NS_PER_S / run.duration_s,
+        "busy (% of the run)": 100 * busy_ns / _NS_PER_S / (run.duration_s or math.nan),
     }
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.experiments.figures.style import LOOKS, PALE, Look, house_style, new_figure
-from schedlab.sim.record.columns import BATCH_ROWS, Batched, Column, Columns
+from schedlab.sim.errors import SchedlabError
+from schedlab.sim.record.columns import BATCH_ROWS, Batched, Column, Columns, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +46,13 @@ def time_series(result: RunResult, title: str) -> Figure:
         (reserved); and, if there were any, preemptions per second. Long runs are drawn as the
         mean (line) and range (band) of equal pieces of time. Of more than a million steps every
         n-th is looked at, which the figure says; preemptions are counted all.
+
+    Raises
+    ------
+    SchedlabError
+        If no request was ever scheduled.
     """
+    check_ran(result)
     steps, every = _thinned(result.log.steps())
     start_ns = int(result.requests["arrival_ns"].min())
     time_s = (steps["start_ns"].astype(np.int64) - start_ns) / _NS_PER_S
@@ -91,6 +98,25 @@ def time_series(result: RunResult, title: str) -> Figure:
         panels[-1].set_xlabel(f"time since the first arrival (s){sampled}")
         requests.set_title(title)
     return figure
+
+
+def ran(result: RunResult) -> bool:
+    """Say whether any request was ever scheduled, so that there are steps."""
+    return bool((whole_numbers(result.requests, "first_scheduled_ns") >= 0).any())
+
+
+def check_ran(result: RunResult) -> None:
+    """Refuse to draw the steps of a run that has none.
+
+    Raises
+    ------
+    SchedlabError
+        If no request was ever scheduled.
+    """
+    if not ran(result):
+        why = next(iter(result.reject_reasons.values()), "")
+        told = f", e.g.: {why}" if why else ""
+        raise SchedlabError(f"no request was ever scheduled{told}: there are no steps to draw")
 
 
 def _thinned(steps: Columns) -> tuple[Columns, int]:

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from schedlab.experiments.results.point_folder import PointMetrics
-from schedlab.experiments.results.saved_results import SavedResults
+from schedlab.experiments.results.saved_results import SavedResults, missing_points
 from schedlab.experiments.results.tables import Row
 from schedlab.experiments.specification.sweep import shown
 from schedlab.sim.errors import SchedlabError, SpecError, nearest
@@ -30,7 +30,15 @@ def merged(several: Sequence[SavedResults]) -> SavedResults:
     SavedResults
         Each setting has the key `FOLDER` and all keys that any of the folders sweeps; what a folder
         does not sweep is read from the experiments of its points.
+
+    Raises
+    ------
+    SchedlabError
+        If no setting of any has all its replications.
     """
+    if not any(one.rows for one in several):
+        missing = _once(filter(None, (missing_points(one.folder) for one in several)))
+        raise SchedlabError(f"no setting is complete: {'; '.join(missing)}")
     if len(several) == 1:
         return several[0]
     keys = list(dict.fromkeys(key for one in several for row in one.rows for key in row.settings))

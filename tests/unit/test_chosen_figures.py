@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import schedlab as sl
@@ -634,7 +635,7 @@ def test_figures_that_suit_results_are_those_that_have_something_to_show(
 ):
     rows = rows_of(*settings, **{**MEASURED, **metrics})
     runs = {row.label: SimpleNamespace(load=lambda row=row: SimpleNamespace(
-        policy=row.policy, engines=(), requests={}
+        policy=row.policy, engines=(), requests={"first_scheduled_ns": np.array([0])}
     )) for row in rows}  # fmt: skip
     results = SimpleNamespace(
         rows=rows, runs=[*runs.values()], of=lambda row: [runs[row.label]], name="n"

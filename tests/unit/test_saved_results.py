@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
+from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.chosen import Chosen, draw_chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
+from schedlab.experiments.report.page import write_page
 from schedlab.experiments.results import results_folder, saved_results
 from schedlab.experiments.results.point_folder import (
     POINT_FILE,
@@ -82,6 +84,36 @@ def test_settings_with_a_missing_or_torn_point_are_left_out(swept, tmp_path):
     assert [row.settings for row in results.rows] == [r.settings for r in swept[1].rows[1:-1]]
     assert len(results.runs) == 4
     assert len(read_points(folder)) == 6
+
+
+def test_report_and_plot_of_a_sweep_without_a_complete_setting_say_what_is_missing(tmp_path):
+    workload = {"trace": "azure-conv", "num_requests": 2, "request_rate": 2}
+    spec = {"name": "cut", "replications": 2, "workload": workload}
+    folder = tmp_path / "cut"
+    results_of(spec, folder)
+    shutil.rmtree(read_points(folder)[0].folder)
+    said = r"no setting is complete: 1 of 2 points have no result in .*; schedlab sweep runs what"
+    with pytest.raises(SchedlabError, match=said):
+        write_page(folder)
+    with pytest.raises(SchedlabError, match=said):
+        draw_chosen([folder], Chosen())
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_figures_of_a_run_that_served_nobody_are_those_that_need_no_step(tmp_path, num_engines):
+    workload = {"num_requests": 2, "prompt_tokens": 900, "output_tokens": 1, "request_rate": 1}
+    spec = make_spec({"name": "no", "workload": workload, "engine": {"max_model_len": 100},
+                      "cluster": num_engines if num_engines > 1 else None})  # fmt: skip
+    served = run(spec)
+    write_point(served, spec, tmp_path / "no", "hash", 0.0)
+    names = [one.name for one in drawings(read_results(tmp_path / "no"))]
+    assert names == ["ttft_cdf", "e2el_cdf", "gantt"]
+    said = "no request was ever scheduled, e.g.: .*: there are no steps to draw"
+    with pytest.raises(SchedlabError, match=said):
+        plots.time_series(served, "no")
+    if num_engines > 1:
+        with pytest.raises(SchedlabError, match=said):
+            plots.engines_over_time(served, "no")
 
 
 def test_a_single_run_reads_back_as_one_row(single):
