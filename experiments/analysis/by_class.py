@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ METRICS = {
 """What is measured of a class unless told, and its header in a table."""
 
 _BETWEEN_CLASSES = "jain_fairness"
+_ALL = "all"
 
 
 class ClassRow(NamedTuple):
@@ -42,15 +44,22 @@ class ClassRow(NamedTuple):
     setting : str
         The swept keys, in a line.
     name : str
-        Value of the column that tells classes apart; ``all`` for all requests together.
+        Value of the column that tells classes apart; ``all`` for all requests together, or
+        ``all requests`` where a class is called that.
     metrics : mapping of str to Estimate
-        By name, over the replications; ``jain_fairness`` between classes, so only in the row of
-        all.
+        By name, over the replications that have requests of the class; ``jain_fairness`` between
+        classes, so only in the row of all.
+    num_runs : int
+        How many replications those are.
+    num_without : int
+        How many others of the setting there are.
     """
 
     setting: str
     name: str
     metrics: Mapping[str, Estimate]
+    num_runs: int = 1
+    num_without: int = 0
 
 
 def class_rows(
@@ -86,19 +95,30 @@ def class_rows(
     for one in asked:
         if one.about != "requests":
             raise SpecError(f"{one.name} is of the engine, which serves all classes together")
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    found: dict[tuple[str, str | None], list[dict[str, float]]] = {}
+    num_points: Counter[str] = Counter()
     for point in read_points(folder):
         setting = ", ".join(f"{key}={value}" for key, value in point.settings.items())
+        num_points[setting] += 1
         for name, measured in _classes(point.load(), column, asked).items():
             found.setdefault((setting, name), []).append(measured)
+    whole = _ALL if all(name != _ALL for _, name in found) else f"{_ALL} requests"
     return [
         ClassRow(
             setting,
-            name,
-            {key: estimate([one[key] for one in runs if key in one]) for key in runs[0]},
+            whole if name is None else name,
+            {key: _estimate(key, [one[key] for one in runs if key in one]) for key in runs[0]},
+            len(runs),
+            num_points[setting] - len(runs),
         )
         for (setting, name), runs in found.items()
     ]
+
+
+def _estimate(name: str, values: Sequence[float]) -> Estimate:
+    if name == "prefix_hit_share" and not any(values):
+        return Estimate(math.nan, None)  # no column for what nobody has
+    return estimate(values)
 
 
 def class_table(
@@ -106,16 +126,22 @@ def class_table(
 ) -> tuple[list[str], list[list[str]]]:
     """Return header and lines of `class_rows` as a table, without columns that hold nothing.
 
-    The first two columns, setting and class, are text.
+    The first two columns, setting and class, are text; a class that some replications have no
+    request of says how many have.
     """
     names = [metric_named(name).name for name in metrics]
     lines = [
-        [row.setting or "-", row.name, *_cells(row, names)]
+        [row.setting or "-", _told(row), *_cells(row, names)]
         for row in class_rows(folder, column, metrics)
     ]
     header = ["setting", column or "class", *(METRICS.get(name, name) for name in names)]
     shown = [i for i in range(len(header)) if i < 2 or any(line[i] != "-" for line in lines)]
     return [header[i] for i in shown], [[line[i] for i in shown] for line in lines]
+
+
+def _told(row: ClassRow) -> str:
+    num = row.num_runs + row.num_without
+    return f"{row.name} ({row.num_runs} of {num} runs)" if row.num_without else row.name
 
 
 def _cells(row: ClassRow, names: Sequence[str]) -> list[str]:
@@ -125,24 +151,21 @@ def _cells(row: ClassRow, names: Sequence[str]) -> list[str]:
 
 def _classes(
     result: RunResult, column: str | None, metrics: Sequence[Metric]
-) -> dict[str, dict[str, float]]:
+) -> dict[str | None, dict[str, float]]:
+    """Measure each class by its name, then all requests by none."""
     if column is None:
         column = "tenant" if "tenant" in result.requests else "priority"
     if column not in result.requests:
         raise SpecError(f"--column: no {column!r}; {nearest(column, result.requests)}")
     whole = result.observation()
     values = whole.column(column)
-    found = {}
-    for value in np.unique(whole.requests[column]):
+    found: dict[str | None, dict[str, float]] = {}
+    for value in np.unique(whole.requests[column]).tolist():
         part = whole.only(values == value)
-        found[value if isinstance(value, str) else f"{value:g}"] = {
-            one.name: one.of(part) for one in metrics if one.name != _BETWEEN_CLASSES
-        }
+        name = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+        found[name] = {one.name: one.of(part) for one in metrics if one.name != _BETWEEN_CLASSES}
     between = metric_named(_BETWEEN_CLASSES, column=column)
-    found["all"] = {
+    found[None] = {
         one.name: (between if one.name == _BETWEEN_CLASSES else one).of(whole) for one in metrics
     }
-    for measured in found.values():
-        if measured.get("prefix_hit_share") == 0.0:
-            measured["prefix_hit_share"] = math.nan  # no column for what nobody has
     return found

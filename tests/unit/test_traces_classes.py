@@ -1,4 +1,6 @@
+import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -211,6 +213,38 @@ def test_class_is_measured_over_all_seeds_and_over_those_that_know_the_metric(mo
         ("k=v", "a", 2.0), ("k=v", "b", 7.0),
     ]  # fmt: skip
     assert rows[0].metrics["x"].half_width > 1.0
+    assert [(row.num_runs, row.num_without) for row in rows] == [(2, 0), (1, 1)]
+    names = [line[1] for line in by_class.class_table(Path(), metrics=())[1]]
+    assert names == ["a", "b (1 of 2 runs)"]
+
+
+def test_share_from_the_cache_that_one_seed_lacks_counts_as_none_of_it(monkeypatch):
+    measured = [{"a": {"prefix_hit_share": 0.0}}, {"a": {"prefix_hit_share": 0.5}}]
+    points = [SimpleNamespace(settings={}, load=lambda i=i: i) for i in range(2)]
+    monkeypatch.setattr(by_class, "read_points", lambda folder: points)
+    monkeypatch.setattr(by_class, "_classes", lambda result, column, asked: measured[result])
+    assert class_rows(Path(), metrics=())[0].metrics["prefix_hit_share"].mean == 0.25
+    measured[1] = measured[0]
+    assert math.isnan(class_rows(Path(), metrics=())[0].metrics["prefix_hit_share"].mean)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "names"),
+    [
+        ("tenant", ["all", "b", "b"], ["all", "b", "all requests"]),
+        ("priority", [1_000_000, 1_000_001, 1_000_001], ["1000000", "1000001", "all"]),
+        ("slo_ttft_ms", [0.5, 2000001.0, 2000001.0], ["0.5", "2000001", "all"]),
+    ],
+)
+def test_each_class_has_a_row_of_its_own_beside_that_of_all(monkeypatch, column, values, names):
+    workload = {"prompt_tokens": 9, "output_tokens": 2, "num_requests": 3, "request_rate": 9}
+    done = run(make_spec({"workload": workload}))
+    done = replace(done, requests={**done.requests, column: np.array(values)})
+    point = SimpleNamespace(settings={}, load=lambda: done)
+    monkeypatch.setattr(by_class, "read_points", lambda folder: [point])
+    rows = class_rows(Path(), column, ["num_requests"])
+    assert [row.name for row in rows] == names
+    assert [row.metrics["num_requests"].mean for row in rows] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("told", ["prefix", "prompt"])
