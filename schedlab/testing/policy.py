@@ -110,7 +110,10 @@ def keeps_its_promises(make: MakePolicy, case: Case) -> None:
 
 def serves_a_closed_loop(make: MakePolicy, case: Case) -> None:
     """With a few clients that wait for their answers, all are served, and no more are there."""
-    requests = _run(make(), case, max_concurrency=_CLIENTS).requests()
+    # In every second case a predictor takes time, so that a request is sent before it is ready.
+    delay_ns = case.cost.base_ns * (len(case.workload) % 2)
+    late = tuple(replace(a, ready_ns=a.ready_ns + delay_ns) for a in case.workload)
+    requests = _run(make(), replace(case, workload=late), max_concurrency=_CLIENTS).requests()
     require(len(requests["id"]) == len(case.workload), "not every request was sent")
     sent, answered = requests["arrival_ns"].tolist(), requests["finish_ns"].tolist()
     done = [i for i, at_ns in enumerate(answered) if at_ns >= 0]  # the others were rejected

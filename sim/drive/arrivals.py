@@ -97,7 +97,7 @@ class Source:
         if not self.is_closed:
             self._next, self.next_ns = arrival, arrival.ready_ns
             return True
-        if arrival.ready_ns < free_ns:
+        if arrival.request.arrival_ns < free_ns:
             arrival = sent_at(arrival, free_ns)
         self._num_read += 1
         heappush(self._coming, (arrival.ready_ns, self._num_read, arrival))

@@ -30,6 +30,22 @@ def test_rejected_request_when_nothing_runs_makes_way_for_the_next(clients):
     assert (requests["generated_tokens"] == [3, 0, 3, 0, 3, 0, 3, 0]).all()
 
 
+@pytest.mark.parametrize(
+    ("own_ns", "sent_ns"), [(100, 160), (159, 160), (160, 160), (161, 161), (500, 500)]
+)
+def test_client_sends_when_it_has_its_answer_however_long_the_next_is_predicted(own_ns, sent_ns):
+    # Request 0 is ready at 60 and answered at 160; a prediction ends after that, its request may
+    # have been sent before.
+    workload = [
+        replace(one, ready_ns=one.ready_ns + 60)
+        for one in (arrival(0, 0, 4, 1), arrival(1, own_ns, 4, 1))
+    ]
+    requests = run(registry.make("fcfs"), workload, 1).requests()
+    assert requests["finish_ns"][0] == 160
+    assert requests["arrival_ns"][1] == sent_ns
+    assert requests["first_scheduled_ns"][1] == sent_ns + 60
+
+
 def test_rejecting_everybody_ends_the_run():
     log = run(Refusing(), [arrival(i, 0, 4, 3, priority=1) for i in range(5)], 2)
     assert len(log.reject_reasons) == 5

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.errors import PolicyLied
 from schedlab.sim.request import RequestState
@@ -39,10 +40,13 @@ def test_closed_loop_law_counts_who_is_there(sent, answered, fault, monkeypatch)
 
     def run(policy, case, **options):
         asked.append(options)
+        # In a case of an odd number of requests each is ready a step after it is sent.
+        assert all(one.ready_ns - one.request.arrival_ns == 100 for one in case.workload)
         return SimpleNamespace(requests=lambda: columns)
 
     monkeypatch.setattr(policy_laws, "_run", run)
-    case = SimpleNamespace(workload=range(5))
+    limits = EngineConfig(num_blocks=9, max_model_len=9, block_size=4)
+    case = Case(tuple(arrival(i) for i in range(5)), limits, LinearCost(100))
     if fault is None:
         policy_laws.serves_a_closed_loop(object, case)
     else:
