@@ -45,7 +45,7 @@ def list_metrics(
         "metrics",
         "metrics (NAME, NAME(parameter=value), or module:function)",
         ("name", "unit", "better", "definition"),
-        [row for rows in metric_rows().values() for row in rows],
+        [row for rows in metric_rows(every=part is not None).values() for row in rows],
     )
     _show([listed], part, as_json)
 

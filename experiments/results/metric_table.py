@@ -16,15 +16,18 @@ _LEFT_OUT = ("median_", "std_", "p50_", "p90_", "p95_", "p99_")
 _SESSION = "_session_s"
 
 
-def metric_rows() -> dict[str, list[tuple[str, str, str, str]]]:
+def metric_rows(every: bool = False) -> dict[str, list[tuple[str, str, str, str]]]:
     """Return (name, unit, better, definition) of every metric, by section.
 
-    Of the statistics of a latency only the mean has a row, which stands for all.
+    Parameters
+    ----------
+    every : bool
+        Whether each statistic of a latency has a row; else the mean stands for all.
     """
     found: dict[str, list[tuple[str, str, str, str]]] = {title: [] for title in _TITLES.values()}
     for name in names():
         one = described(name)
-        if not name.startswith(_LEFT_OUT) or name.endswith(_SESSION):
+        if every or not name.startswith(_LEFT_OUT) or name.endswith(_SESSION):
             told = one.every_run or one.about == "tiers"
             told = told or (one.about in ("fleet", "sessions") and not one.parameters)
             section = one.about if told else "more"

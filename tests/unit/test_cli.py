@@ -340,6 +340,14 @@ def test_plot_folder_without_results_is_an_error(spec_file):
     assert "holds no results" in done.stderr
 
 
+def test_metrics_by_name_finds_statistics_that_the_whole_list_leaves_to_their_mean():
+    found = schedlab("metrics", "p99_ttft_ms", "--json")
+    assert [row["name"] for row in json.loads(found.stdout)["metrics"]] == ["p99_ttft_ms"]
+    listed = [row["name"] for row in json.loads(schedlab("metrics", "--json").stdout)["metrics"]]
+    assert "mean_ttft_ms" in listed
+    assert "p99_ttft_ms" not in listed
+
+
 def test_policies_lists_every_registered_policy_and_its_knobs():
     output = schedlab("policies").stdout
     assert all(name in output for name in registry.names())
