@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def check(spec_file: SpecFile, overrides: Overrides = None) -> None:
     """Check an experiment, every point of its sweep included, and run nothing."""
     from schedlab.experiments.running.resolved import resolve
-    from schedlab.experiments.running.workload import load_workload
+    from schedlab.experiments.running.run import checked_workload
     from schedlab.experiments.specification.sweep import points
     from schedlab.sim.errors import SpecError
 
@@ -25,9 +25,11 @@ def check(spec_file: SpecFile, overrides: Overrides = None) -> None:
     for point in settings:
         try:
             found = resolve(point.spec)
-            if (workload := point.spec.workload.model_dump_json()) not in read:
-                load_workload(point.spec, found.config.max_model_len)
-                read.add(workload)
+            one = point.spec
+            asked = repr((one.workload, one.measure, one.slo, one.cluster))
+            if asked not in read:
+                checked_workload(one, found.config.max_model_len)
+                read.add(asked)
         except SpecError as error:
             raise SpecError(f"{point.label}: {error}" if spec.sweep else str(error)) from None
         tokens = found.config.num_blocks * found.config.block_size

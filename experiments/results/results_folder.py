@@ -90,7 +90,8 @@ def replacing_folder(
         folder.parent.mkdir(parents=True, exist_ok=True)
         new.mkdir()
     except OSError as error:
-        raise SpecError(f"{folder}: cannot be written: {error.strerror}") from error
+        files = (f"{one} is a file" for one in folder.parents if one.is_file())
+        raise SpecError(f"{folder}: cannot be written: {next(files, error.strerror)}") from error
     lock = _locked(new)
     try:
         yield new

@@ -113,14 +113,7 @@ def _run(
     opened: Callable[[Pricing], Backend] | None,
 ) -> RunResult:
     point, pricing = kinds[0].point, kinds[0].pricing
-    trace = load_workload(spec, min(kind.point.config.max_model_len for kind in kinds))
-    check_targets(spec, trace.columns(), _refuse)
-    if trace.turns is not None:
-        require_sessions_possible(spec)
-    if spec.measure is not None and trace.turns is None and spec.workload.max_concurrency is None:
-        times_ns = trace.require_arrivals()  # known before it runs, so that it need not run
-        cut = spec.measure.model_dump()
-        measured_window({"arrival_ns": times_ns, "finish_ns": times_ns}, **cut)
+    trace = checked_workload(spec, min(kind.point.config.max_model_len for kind in kinds))
     prediction = predictions(spec, trace)
     arrivals = partial(_arrivals, kinds, trace, prediction)
     backend = open_backend(spec, kinds) if opened is None else opened(pricing)
@@ -165,6 +158,35 @@ def _run(
             "extrapolated_by_feature": _by_feature(kinds),
         },
     )
+
+
+def checked_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
+    """Return the requests of one point, looked at beside what is to be done with them.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point.
+    max_model_len : int
+        Most tokens of a request.
+
+    Raises
+    ------
+    SpecError
+        If they have no targets, or are of sessions, where that does not go, or if nothing of them
+        would be measured.
+    TraceError
+        As `load_workload`.
+    """
+    trace = load_workload(spec, max_model_len)
+    check_targets(spec, trace.columns(), _refuse)
+    if trace.turns is not None:
+        require_sessions_possible(spec)
+    elif spec.measure is not None and spec.workload.max_concurrency is None:
+        times_ns = trace.require_arrivals()
+        cut = spec.measure.model_dump()
+        measured_window({"arrival_ns": times_ns, "finish_ns": times_ns}, **cut)
+    return trace
 
 
 def _source(report: ReadReport) -> list[str]:

@@ -468,6 +468,8 @@ def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
             fail(("workload",), f"num_requests is required with the preset {trace}")
         return
     path = Path(trace)
+    if path.is_dir():
+        fail(("workload", "trace"), f"{path} is a folder, and a trace is a file")
     if not path.is_file():
         source = next((s for stem, s in _PUBLIC_TRACES.items() if path.name.startswith(stem)), "")
         if unset := re.search(r"\$\{?([A-Za-z_]\w*)", trace):

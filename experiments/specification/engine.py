@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.fields import (
     Count,
@@ -16,6 +16,7 @@ from schedlab.experiments.specification.fields import (
     NonNegative,
     Seconds,
     Section,
+    measurable,
     shorthand,
     whole,
 )
@@ -85,6 +86,10 @@ def _limit(name: str, description: str) -> Any:  # noqa: ANN401 - as `Field`
     return Field(default=_LIMITS[name], description=description)
 
 
+_Length = Annotated[int, Field(ge=2), BeforeValidator(whole), AfterValidator(measurable)]
+"""A prompt and an answer have a token each."""
+
+
 class EngineSpec(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
@@ -104,7 +109,7 @@ class EngineSpec(Section):
     gpu_memory_utilization: Fraction = Field(
         default=0.9, description="Share of device memory the engine may use."
     )
-    max_model_len: Count | None = Field(
+    max_model_len: _Length | None = Field(
         default=None,
         description="Most tokens of a request, prompt and output; "
         "if absent the model's limit, but no more than the KV cache holds.",

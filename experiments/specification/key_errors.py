@@ -128,7 +128,7 @@ def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
         inner = section_at((name,), model)
         if inner is not model and path[-1] in inner.model_fields:
             return f"did you mean {name}.{path[-1]}?"
-    return nearest(path[-1], known)
+    return nearest(path[-1], known if len(path) > 1 else [*known, "extends"])
 
 
 def section_at(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from schedlab.experiments.specification.checks import check_names
+from schedlab.experiments.specification.checks import Fail, check_names
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.fields import Data, shorthand_of
-from schedlab.experiments.specification.key_errors import describe_error, section_at
+from schedlab.experiments.specification.key_errors import describe_error, section_at, sentence
 from schedlab.experiments.specification.named_files import found_files
 from schedlab.experiments.specification.paths import absolute_paths
-from schedlab.experiments.specification.search import check_measure, check_search
+from schedlab.experiments.specification.search import check_measure, check_search, is_key
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.swept import swept_keys, swept_values
 from schedlab.experiments.specification.targets import check_targets, may_have_targets
@@ -31,6 +31,8 @@ from schedlab.sim.yaml_lines import (
 
 _MERGED_SECTIONS = ("engine", "workload", "cluster", "slo", "sweep")
 _MOST_SWEPT = 2000
+_NO_NUMBER = ("string_type", "literal_error", "bool_type", "model_type", "dict_type", "list_type")
+"""Errors of a key that is set to a number."""
 _NEVER_SWEPT = ("name", "sweep", "replications", "extends", "files", "claim", "find", "tune")
 
 
@@ -251,11 +253,35 @@ def _finish(located: Located, overrides: Overrides) -> ExperimentSpec:
         raise SpecError(_message(located, path, message))
 
     check_search(spec.find, spec.tune, [k for entry in sweep for k in swept_keys(entry)], fail)
+    _check_searched_keys(spec, fail)
     if spec.claim is not None:
         from schedlab.experiments.specification.claim_settings import check_claim
 
         check_claim(spec, fail)
     return spec
+
+
+def _check_searched_keys(spec: ExperimentSpec, fail: Fail) -> None:
+    """Refuse to search the largest or least value of what is no key, or takes no number."""
+    for name, asked in (("find", spec.find), ("tune", spec.tune)):
+        if asked is None:
+            continue
+        side = "maximize" if asked.minimize is None else "minimize"
+        key: str = getattr(asked, side)
+        if name == "tune" and not is_key(key):
+            continue  # a metric
+        parts, data = tuple(key.split(".")), spec.to_data()
+        try:
+            set_key(data, key, 1)
+            ExperimentSpec.model_validate(data)
+        except SpecError as error:
+            fail((name, side), str(error))
+        except ValidationError as error:
+            for one in error.errors():
+                if one["loc"][: len(parts)] == parts and one["type"] == "extra_forbidden":
+                    fail((name, side), f"{key}: {sentence(one, ExperimentSpec)}")
+                if one["loc"][: len(parts)] == parts and one["type"] in _NO_NUMBER:
+                    fail((name, side), f"{key} takes no number")
 
 
 def _checked_sweep(located: Located) -> dict[str, list[Any]]:
@@ -279,8 +305,10 @@ def _checked_sweep(located: Located) -> dict[str, list[Any]]:
             if inner:
                 fail(path, f"must come before {inner[0]}, which is inside it")
             earlier.append(key)
-        if not isinstance(items, list) or not items:
+        if not isinstance(items, list):
             fail(path, f"must be a list of values, got {items!r}")
+        if not items:
+            fail(path, "must have one value at least; leave the key out to sweep nothing")
         if len(items) > _MOST_SWEPT:
             fail(path, f"at most {_MOST_SWEPT:,} values of a key are swept, got {len(items):,}")
         if any(item in items[:j] for j, item in enumerate(items)):

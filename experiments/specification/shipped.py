@@ -98,6 +98,10 @@ def experiment_file(named: str | Path) -> Path:
     name = _EARLIER_NAMES.get(str(named), str(named))
     if name in known:
         return known[name]
+    if path.is_dir():
+        inside = path / "spec.yaml"
+        hint = f"; that of these results is {inside}" if inside.is_file() else ""
+        raise SpecError(f"{path} is a folder, and an experiment is a file{hint}")
     beside = {other.stem: other.name for other in path.parent.glob("*.y*ml")}
     if path.suffix and (stem := look_alike(path.stem, beside)):
         raise SpecError(f"{path}: no such file; did you mean {path.with_name(beside[stem])}?")

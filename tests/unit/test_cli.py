@@ -264,6 +264,12 @@ def test_check_reads_the_workload_to_its_end(spec_file):
     assert "t.csv:3: output_tokens is 'x', expected a number" in done.stderr
 
 
+def test_check_refuses_what_leaves_nothing_to_measure(spec_file):
+    done = schedlab("check", spec_file, "measure.warm_up_s=1e6")
+    assert done.exit_code == 2
+    assert "measure: nothing is left: requests arrive for" in done.stderr
+
+
 def test_runs_that_fail_for_one_reason_say_it_once(spec_file):
     Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,x\n")
     done = schedlab(

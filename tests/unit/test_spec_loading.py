@@ -149,6 +149,7 @@ def test_load_spec_absent_public_trace_says_where_to_get_it(tmp_path):
     ("trace", "told"),
     [
         ("./none.csv", "no such file: {here}/none.csv"),
+        ("./", "{here} is a folder, and a trace is a file"),
         # The end of such a name is no such name.
         ("x/code.csv", "no such file: {here}/x/code.csv"),
         ("./1.csv", "no such file: {here}/1.csv"),
@@ -196,7 +197,28 @@ def test_load_spec_not_a_mapping_raises(tmp_path, text):
         ("engine.max_num_seqs", "write it as dotted.key=value"),
         ("engine..x=3", "write it as dotted.key=value"),
         ("seed.x=3", "seed.x: seed has no keys inside it"),
-        ("sweep.engine.block_size=[]", "sweep.engine.block_size: must be a list of values, got []"),
+        ("sweep.engine.block_size=[]", "sweep.engine.block_size: must have one value at least"),
+        ("engine.max_model_len=1", "engine.max_model_len: must be >= 2, got 1"),
+        (
+            "enjoy=1",
+            "enjoy: unknown key; choose from backend, claim, cluster, cost_model, engine, "
+            "extends, find,",
+        ),
+        ("find=max policy subject to failed <= 0", "find.maximize: policy takes no number"),
+        (
+            "find=min engine.dtype subject to failed <= 0",
+            "find.minimize: engine.dtype takes no number",
+        ),
+        (
+            "find=max workload.request_rat subject to failed <= 0",
+            "find.maximize: workload.request_rat: unknown key; did you mean request_rate?",
+        ),
+        ("find=max seed.x subject to failed <= 0", "find.maximize: seed.x: seed has no keys"),
+        (
+            "tune={maximize: workload.request_rat, over: {engine.max_num_seqs: [8, 9]}, at_most: "
+            "{failed: 0}}",
+            "tune.maximize: workload.request_rat: unknown key",
+        ),
         ("sweep.seed=3", "sweep.seed: must be a list of values, got 3"),
         ("sweep.engine.dtype=[bf16, fp17]", "engine.dtype: 'fp17' is not a choice here"),
         ("engine.block_size.x=3", "engine.block_size.x would have no effect: engine.block_size"),

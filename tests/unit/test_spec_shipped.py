@@ -55,6 +55,17 @@ def test_experiment_file_prefers_what_stands_on_disk(tmp_path, monkeypatch):
     assert experiment_file("quickstart") == Path("quickstart")
 
 
+def test_folder_in_place_of_an_experiment_is_told_with_the_experiment_inside(tmp_path):
+    (tmp_path / "runs.yaml").mkdir()
+    (tmp_path / "run.yaml").write_text("seed: 1\n")
+    said = "runs.yaml is a folder, and an experiment is a file"
+    with pytest.raises(SpecError, match=f"{said}$"):
+        experiment_file(tmp_path / "runs.yaml")
+    (tmp_path / "runs.yaml" / "spec.yaml").write_text("seed: 1\n")
+    with pytest.raises(SpecError, match=f"{said}; that of these results is .*runs.yaml.spec.yaml$"):
+        experiment_file(tmp_path / "runs.yaml")
+
+
 @pytest.mark.parametrize("folder", ["", "experiments/"])
 @pytest.mark.parametrize("wrong", ["quikstart", "quickstart.yaml"])
 def test_experiment_file_names_the_nearest_name(folder, wrong, tmp_path, monkeypatch):
