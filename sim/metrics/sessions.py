@@ -2,7 +2,7 @@
 
 Sessions are told of where the requests of a run waited for answers of others. Those count whose
 first request is measured, with all their requests, and times are those of sessions that got all
-their answers.
+their answers; a rate counts those whose last answer comes in the time that is measured.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
-from schedlab.sim.record.columns import Floats, Ints
+from schedlab.sim.record.columns import Floats, Ints, whole_numbers
+from schedlab.sim.record.sessions import session_columns
 
 _NS_PER_S = 1e9
+_OF_REQUESTS = (
+    "session", "status", "arrival_ns", "first_scheduled_ns", "last_token_ns", "finish_ns",
+    "prompt_tokens", "generated_tokens", "prefix_hit_tokens",
+)  # fmt: skip
+"""What sessions are told of."""
 
 
 @register(about="sessions", better="neither", unit="")
@@ -32,8 +38,13 @@ def completed_sessions(run: Observation) -> int:
 
 @register(about="sessions", better="higher", unit="sessions/s")
 def session_throughput(run: Observation) -> float:
-    """Return completed sessions / duration."""
-    return ratio(completed_sessions(run), run.duration_s)
+    """Return the sessions that get their last answer in the time that is measured / duration."""
+    finish_ns = _column(run, "finish_ns")
+    if run.window is not None:  # also of those that began before it, as a rate of requests
+        everyone = {name: run.column(name) for name in _OF_REQUESTS}
+        finish_ns = whole_numbers(session_columns(everyone), "finish_ns")
+        finish_ns = finish_ns[run.window.holds(finish_ns)]
+    return ratio(int((finish_ns >= 0).sum()), run.duration_s)
 
 
 @register(about="sessions", better="neither", unit="")
