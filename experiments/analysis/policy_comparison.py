@@ -10,6 +10,7 @@ from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.statistics import Change, corrected, paired_change, verdict
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.text import percent
 
 METRICS = (
     "request_throughput", "output_throughput", "request_goodput", "slo_attainment",
@@ -99,6 +100,22 @@ def compare_policies(
                     found += [change] if change is not None else []
     changes = corrected([one.change for one in found])
     return [_judged(one, change) for one, change in zip(found, changes, strict=True)]
+
+
+def rejections(runs: Sequence[PointMetrics]) -> str:
+    """Say how many runs rejected requests, and where the most; nothing if none did.
+
+    What such a run is compared by is of the requests that were served, and missing if none was.
+    """
+    shares = [run.metrics["rejected"] / max(run.metrics["num_requests"], 1) for run in runs]
+    rejecting = [share for share in shares if share > 0]
+    if not rejecting:
+        return ""
+    most = runs[shares.index(max(shares))]
+    return (
+        f"{len(rejecting)} of {len(runs)} runs rejected requests, up to {percent(max(shares), 0)} "
+        f"of them ({most.label}): latencies are of those that were served"
+    )
 
 
 def _change(

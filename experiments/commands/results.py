@@ -157,7 +157,11 @@ def compare_command(
     """Say which policy beats which, by how much and how surely, over the seeds they share."""
     from dataclasses import asdict
 
-    from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies
+    from schedlab.experiments.analysis.policy_comparison import (
+        METRICS,
+        compare_policies,
+        rejections,
+    )
     from schedlab.experiments.results.saved_results import read_points
     from schedlab.experiments.statistics import LEAST_SEEDS, SMALLEST, is_decided
     from schedlab.sim.errors import SpecError
@@ -165,8 +169,11 @@ def compare_command(
 
     metrics = known_metrics(metric) or METRICS
     _tell_missing(folder)
+    points = read_points(folder)
+    if told := rejections(points):
+        typer.echo(f"warning: {told}", err=True)
     try:
-        found = compare_policies(read_points(folder), metrics, against, key)
+        found = compare_policies(points, metrics, against, key)
     except SpecError as error:
         raise SpecError(f"{folder}: {error}") from None
     if as_json:

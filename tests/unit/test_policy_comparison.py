@@ -1,13 +1,15 @@
 """Policies compared over the seeds they share."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.analysis.policy_comparison import compare_policies
+from schedlab.experiments.analysis.policy_comparison import compare_policies, rejections
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.results import saved_results
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import read_points
 from schedlab.experiments.specification.loading import load_spec
@@ -50,6 +52,24 @@ def test_compare_reads_runs_and_sweeps_alike(spec_file):
     assert "fcfs beats static in mean_ttft_ms by" in shown.stdout
     listed = json.loads(schedlab("compare", "swept", "--json").stdout)
     assert listed[0]["change"]["num_pairs"] == 5
+
+
+def test_rejections_are_told_with_the_run_of_the_most():
+    def ran(policy, replication, rejected):
+        return point(policy, replication, {"rejected": rejected, "num_requests": 8.0})
+
+    assert rejections([ran("fcfs", 0, 0.0), ran("sjf", 0, 0.0)]) == ""
+    told = rejections([ran("fcfs", 0, 2.0), ran("sjf", 0, 0.0), ran("sjf", 1, 8.0)])
+    assert told.startswith("2 of 3 runs rejected requests, up to 100% of them (sjf): latencies")
+
+
+def test_compare_command_warns_of_rejections(monkeypatch):
+    metrics = {"rejected": 8.0, "num_requests": 8.0, "p99_ttft_ms": math.nan}
+    runs = [point(policy, seed, metrics) for policy in ("fcfs", "sjf") for seed in range(2)]
+    monkeypatch.setattr(saved_results, "read_points", lambda folder: runs)
+    done = schedlab("compare", "there", "-m", "p99_ttft_ms")
+    assert done.exit_code == 0, done.output
+    assert "warning: 4 of 4 runs rejected requests, up to 100% of them (fcfs)" in done.stderr
 
 
 @pytest.mark.slow
