@@ -83,16 +83,17 @@ class Measured(SharedCost):
         return {feature: range(k) for feature, is_out in found.items() if is_out}
 
 
+OUTSIDE = [
+    ((20, 5), 0, {}),
+    ((20, 6), 2, {"gathered_tokens": 2}),
+    ((21, 4), 1, {"new_tokens": 1}),
+    ((26, 4), 2, {"new_tokens": 1, "gathered_tokens": 2}),
+]
+"""Prompts of two engines that `Measured` prices together, steps outside, and of what."""
+
+
 @pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
-@pytest.mark.parametrize(
-    ("prompts", "steps", "by_feature"),
-    [
-        ((20, 5), 0, {}),
-        ((20, 6), 2, {"gathered_tokens": 2}),
-        ((21, 4), 1, {"new_tokens": 1}),
-        ((26, 4), 2, {"new_tokens": 1, "gathered_tokens": 2}),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "steps", "by_feature"), OUTSIDE)
 def test_step_is_extrapolated_by_the_tokens_that_meet_where_those_decide(
     prompts, steps, by_feature
 ):

@@ -40,7 +40,7 @@ from schedlab.sim.speculation.drafters import (
 )
 from tests import laws
 from tests.laws import LinearCost, arrival
-from tests.unit.test_cluster import Measured, SharedCost, joint_step
+from tests.unit.test_cluster import OUTSIDE, Measured, SharedCost, joint_step
 from tests.workloads import share, workloads
 
 LIMITS = {"num_blocks": 200, "max_model_len": 100, "block_size": 4, "max_num_seqs": 4}
@@ -244,15 +244,7 @@ def test_passes_of_engines_in_lockstep_meet_one_by_one():
 
 
 @pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
-@pytest.mark.parametrize(
-    ("prompts", "steps", "by_feature"),
-    [
-        ((20, 5), 0, {}),
-        ((20, 6), 2, {"gathered_tokens": 2}),
-        ((21, 4), 1, {"new_tokens": 1}),
-        ((26, 4), 2, {"new_tokens": 1, "gathered_tokens": 2}),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "steps", "by_feature"), OUTSIDE)
 def test_step_with_drafts_is_extrapolated_by_the_tokens_that_the_model_meets(
     prompts, steps, by_feature
 ):
