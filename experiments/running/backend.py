@@ -12,6 +12,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
 from schedlab.policies.routers.vllm import Vllm
+from schedlab.policies.routers.vllm_kv import VllmKV
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from schedlab.gpu_backend.vllm.recording import VllmLog
 
     Log = RunLog | ClusterLog | VllmLog
+
+_WEIGH_MEMORY = ("vllm-0.32", "vllm-0.33")
+"""Engine profiles of releases that choose among data-parallel engines by `VllmKV`."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class SimBackend:
     lockstep : bool
         Whether several engines that are no cluster run every step together.
     router : Router, optional
-        Chooses among them; vLLM's if none is given.
+        Chooses among them; that of vLLM up to 0.26 if none is given.
     """
 
     def __init__(
@@ -241,7 +245,8 @@ def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
     """
     point, pricing = kinds[0].point, kinds[0].pricing
     if spec.backend == "sim":
-        return SimBackend(pricing, spec.engine.data_parallel_lockstep)
+        router = VllmKV() if spec.engine.profile in _WEIGH_MEMORY else None
+        return SimBackend(pricing, spec.engine.data_parallel_lockstep, router)
     if spec.backend == "vllm":
         if spec.engine.speculation is not None:
             raise SpecError("engine.speculation: not with backend: vllm; set backend: sim")

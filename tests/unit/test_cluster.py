@@ -4,10 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from schedlab.experiments.running import backend
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.engine import ENGINE_PROFILES
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
 from schedlab.policies.routers.vllm import Vllm
+from schedlab.policies.routers.vllm_kv import VllmKV
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
@@ -312,6 +315,21 @@ def test_engines_in_lockstep_that_hand_over_or_change_are_refused():
 def two_engines(num_requests=60, **engine):
     data = {"workload": {"trace": "azure-conv", "num_requests": num_requests}}
     return make_spec(data | {"engine": {"data_parallel_size": 2, "max_num_seqs": 8} | engine})
+
+
+def test_data_parallel_engines_are_chosen_by_the_rule_of_the_release(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        backend, "simulate_cluster",
+        lambda engines, router, *rest: made.append(type(router)) or simulate_cluster(
+            engines, router, *rest
+        ),
+    )  # fmt: skip
+    profiles = (None, "vllm-0.19", "vllm-0.24", "vllm-0.32", "vllm-0.33")
+    for profile in profiles:
+        run(two_engines(4, **({} if profile is None else {"profile": profile})))
+    assert made == [Vllm, Vllm, Vllm, VllmKV, VllmKV]
+    assert set(profiles[1:]) == set(ENGINE_PROFILES)
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
