@@ -96,13 +96,28 @@ class Observation:
     @cached_property
     def sessions(self) -> Columns:
         """One row a session whose first request is one of `requests`; none without sessions."""
+        table, first = self._all_sessions
+        return rows_of(table, np.isin(first, self._ids(self.requests)))
+
+    @property
+    def leaving_sessions(self) -> Columns:
+        """The same of those whose last answer comes inside the window, as `leaving`."""
+        table, first = self._all_sessions
+        if self._chosen is not None:
+            table = rows_of(table, np.isin(first, self._ids(self._result.requests)[self._chosen]))
+        if self.window is None or not table:
+            return table
+        return rows_of(table, self.window.holds(whole_numbers(table, "finish_ns")))
+
+    @cached_property
+    def _all_sessions(self) -> tuple[Columns, Ints]:
+        """One row a session of the run, and the id of the first request of each."""
         everyone = self._result.requests
         if not has_sessions(everyone):
-            return {}
+            return {}, np.zeros(0, dtype=np.int64)
         table = session_columns(everyone)
         first = np.concatenate([[0], np.cumsum(whole_numbers(table, "num_requests"))[:-1]])
-        ids = self._ids(everyone)[first]
-        return rows_of(table, np.isin(ids, self._ids(self.requests)))
+        return table, self._ids(everyone)[first]
 
     def only(self, chosen: Bools) -> Observation:
         """Return what is measured of a class of requests.

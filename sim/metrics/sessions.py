@@ -13,21 +13,15 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
-from schedlab.sim.record.columns import Floats, Ints, whole_numbers
-from schedlab.sim.record.sessions import session_columns
+from schedlab.sim.record.columns import Columns, Floats, Ints
 
 _NS_PER_S = 1e9
-_OF_REQUESTS = (
-    "session", "status", "arrival_ns", "first_scheduled_ns", "last_token_ns", "finish_ns",
-    "prompt_tokens", "generated_tokens", "prefix_hit_tokens",
-)  # fmt: skip
-"""What sessions are told of."""
 
 
 @register(about="sessions", better="neither", unit="")
 def num_sessions(run: Observation) -> int:
     """Return the number of sessions."""
-    return len(_column(run, "num_requests"))
+    return len(_column(run.sessions, "num_requests"))
 
 
 @register(about="sessions", better="higher", unit="")
@@ -39,18 +33,14 @@ def completed_sessions(run: Observation) -> int:
 @register(about="sessions", better="higher", unit="sessions/s")
 def session_throughput(run: Observation) -> float:
     """Return the sessions that get their last answer in the time that is measured / duration."""
-    finish_ns = _column(run, "finish_ns")
-    if run.window is not None:  # also of those that began before it, as a rate of requests
-        everyone = {name: run.column(name) for name in _OF_REQUESTS}
-        finish_ns = whole_numbers(session_columns(everyone), "finish_ns")
-        finish_ns = finish_ns[run.window.holds(finish_ns)]
+    finish_ns = _column(run.leaving_sessions, "finish_ns")
     return ratio(int((finish_ns >= 0).sum()), run.duration_s)
 
 
 @register(about="sessions", better="neither", unit="")
 def mean_session_requests(run: Observation) -> float:
     """Return requests / sessions."""
-    return _mean(_column(run, "num_requests").astype(np.float64))
+    return _mean(_column(run.sessions, "num_requests").astype(np.float64))
 
 
 @register(about="sessions", label="mean session time")
@@ -111,22 +101,22 @@ def session_makespan_s(run: Observation) -> float:
     done = _is_done(run)
     if not done.any():
         return float("nan")
-    start_ns, finish_ns = _column(run, "start_ns"), _column(run, "finish_ns")
+    start_ns, finish_ns = _column(run.sessions, "start_ns"), _column(run.sessions, "finish_ns")
     return float(finish_ns[done].max() - start_ns[done].min()) / _NS_PER_S
 
 
-def _column(run: Observation, name: str) -> Ints:
-    if not run.sessions:
+def _column(sessions: Columns, name: str) -> Ints:
+    if not sessions:
         raise SpecError("the requests of this run waited for no answers: there are no sessions")
-    return run.sessions[name].astype(np.int64)
+    return sessions[name].astype(np.int64)
 
 
 def _is_done(run: Observation) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return _column(run, "finish_ns") >= 0
+    return _column(run.sessions, "finish_ns") >= 0
 
 
 def _of_done(run: Observation, name: str) -> Ints:
-    return _column(run, name)[_is_done(run)]
+    return _column(run.sessions, name)[_is_done(run)]
 
 
 def _times_s(run: Observation) -> Floats:

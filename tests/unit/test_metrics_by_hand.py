@@ -30,7 +30,7 @@ def test_metrics_of_sessions_are_of_those_that_got_all_their_answers():
         "away_ns": ns(1, 8, 99), "queue_ns": ns(0.5, 1, 99), "running_ns": ns(2.5, 11, 99),
         "generated_tokens": whole(6, 0, 99),
     }  # fmt: skip
-    run = SimpleNamespace(sessions=table, duration_s=8.0, window=None)
+    run = SimpleNamespace(sessions=table, leaving_sessions=table, duration_s=8.0)
     found = {
         "num_sessions": 3, "completed_sessions": 2, "session_throughput": 2 / 8.0,
         "mean_session_requests": 4.0, "mean_session_s": (4 + 20) / 2, "p50_session_s": 12.0,
@@ -41,7 +41,7 @@ def test_metrics_of_sessions_are_of_those_that_got_all_their_answers():
     }  # fmt: skip
     assert {name: getattr(sessions, name)(run) for name in found} == pytest.approx(found)
     nobody = {name: column[2:] for name, column in table.items()}
-    run = SimpleNamespace(sessions=nobody, duration_s=8.0, window=None)
+    run = SimpleNamespace(sessions=nobody, leaving_sessions=nobody, duration_s=8.0)
     assert sessions.completed_sessions(run) == sessions.session_throughput(run) == 0
     assert sessions.mean_session_requests(run) == 7.0
     for name in ("mean_session_s", "p50_session_s", "mean_session_away_s", "session_makespan_s"):
@@ -53,6 +53,7 @@ def test_metrics_of_sessions_are_of_those_that_got_all_their_answers():
 def test_rate_of_sessions_is_of_those_that_end_in_the_window_whenever_they_began():
     # a and e begin before the window, c begins and ends in it; b ends after it, d lacks an answer.
     requests = {
+        "id": whole(*range(7)), "turn": whole(*range(7)),
         "session": np.array(["a", "a", "e", "b", "c", "d", "d"]),
         "status": whole(0, 0, 0, 0, 0, 0, REJECTED),
         "arrival_ns": ns(0, 3, 1, 2, 3, 3, 4), "first_scheduled_ns": ns(0, 3, 1, 2, 3, 3, 4),
@@ -60,12 +61,17 @@ def test_rate_of_sessions_is_of_those_that_end_in_the_window_whenever_they_began
         **{name: whole(*[1] * 7) for name in
            ("prompt_tokens", "generated_tokens", "prefix_hit_tokens")},
     }  # fmt: skip
-    began = {"finish_ns": ns(9, 5, -1e-9)}
-    run = SimpleNamespace(
-        sessions=began, window=Window(*ns(2, 6)), duration_s=4.0, column=requests.__getitem__
-    )
+    result = SimpleNamespace(
+        requests=requests, log=Log(), window=Window(*ns(2, 6)), kv_capacity_tokens=1, num_engines=1,
+        engines=(), tiers=(), copies={}, copy_waits={},
+    )  # fmt: skip
+    run = Observation(result)
     assert sessions.session_throughput(run) == 3 / 4.0
     assert sessions.completed_sessions(run) == 2  # of those that began in it: b and c
+    some = run.only(np.isin(requests["session"], ["a", "b", "d"]))
+    assert sessions.session_throughput(some) == 1 / 4.0
+    whole_run = Observation(SimpleNamespace(**{**vars(result), "window": None}))
+    assert sessions.session_throughput(whole_run) == 4 / whole_run.duration_s
 
 
 # Of tier 0 three loads, of which one of a request that is not measured and one of swapped blocks,
