@@ -363,7 +363,7 @@ class Engine:
         num_steps = steps.num_steps
         end_ns = self.now_ns = segment.end_ns
         if requests.tiers is not None:
-            if num_steps > 1:
+            if requests.tiers.next_done_ns < end_ns:
                 self._settle_unseen(segment)
             requests.tiers.now_ns = end_ns
         num_decodes = segment.shape.num_decodes

@@ -389,6 +389,7 @@ class SimExecutor(Executor):
             if within < max_steps:
                 max_steps = within
         overhead_ns = pricing.overhead_ns(shape)
+        durations: list[int] = []
         times = None
         if max_steps > 1 and not overhead_ns:
             times = self._unwritten(shape)
@@ -396,22 +397,19 @@ class SimExecutor(Executor):
             self._last_step_ns = times.step_ns(max_steps - 1)
             if horizon_ns < FOREVER:
                 max_steps, _ = times.begun_before(max_steps, horizon_ns - now_ns)
-            done = Steps([], 0, [], None, times, max_steps)
         else:
             durations = self._written(work, max_steps, horizon_ns, overhead_ns)
             max_steps = len(durations)
-            done = Steps(durations, overhead_ns, [])
         self._carried_out(shape, max_steps)
-        finished = done.finished
+        finished: list[RequestState] = []
         if max_steps == steps_to_finish:
             finished = self._due_in(decodes, decodes.steps + steps_to_finish)
-            done.finished = finished
         chunks = plan.chunks
         if chunks:
             for state, n in chunks:
                 if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
                     finished.append(state)
-        return done
+        return Steps(durations, overhead_ns, finished, None, times, max_steps)
 
     def _unwritten(self, shape: BatchShape) -> StepTimes | None:
         """Return what steps take from this one on, if nothing else comes to their price."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
 from schedlab.sim.cost.efficiency import Efficiency
@@ -155,30 +154,20 @@ class KernelTimes:
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
         num_decodes, chunks = shape.num_decodes, shape.chunks
-        beside = base = self._beside_attention(shape)
+        beside = self._beside_attention(shape)
         # A decode row also attends to its own token.
         context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
         attending = num_decodes + shape.padding_rows
         if chunks:
-            base += self._mixed_attention(
+            base = beside + self._mixed_attention(
                 chunks, attending, context, shape.decode_context_max_tokens + 1
             )
             if k != 1:
                 raise ValueError(f"k = {k}: a step with chunks cannot be repeated")
             return [int((base if base > self._launch_ns else self._launch_ns) + 0.5)]
-        if k != 1:
-            if k < 1 or shape.swapped_bytes:
-                message = f"k = {k}: only a step without chunks and swapping can be repeated"
-                raise ValueError(message)
-            return self._decode_times(shape, beside, context).durations_ns(k)
-        least = base
-        if attending:
-            rows_ns = self._row_ns * attending
-            least += self._call_ns + rows_ns
-            base += self._call_ns + self._row_share * rows_ns
-        read = self._kv_ns * context
-        cost = base + self._ramp_ns + read if read > self._ramp_ns else base + 2.0 * read
-        return [int((cost if cost > least else least) + 0.5) or 1]
+        if k < 1 or (k > 1 and shape.swapped_bytes):
+            raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
+        return self._decode_times(shape, beside, context).durations_ns(k)
 
     def step_times(self, shape: BatchShape) -> StepTimes | None:
         """Return the times of a step and of those behind it; see `CostModel.step_times_pricer`."""
@@ -190,14 +179,16 @@ class KernelTimes:
 
     def _decode_times(self, shape: BatchShape, beside: float, context: int) -> StepTimes:
         """Return the times of steps of decodes alone, of which the first reads `context` tokens."""
-        base = least = beside
-        num_decodes = shape.num_decodes
-        attending = num_decodes + shape.padding_rows
-        if attending:
-            rows_ns = self._row_ns * attending
-            least += self._call_ns + rows_ns
-            base += self._call_ns + self._row_share * rows_ns
-        return StepTimes(base, self._ramp_ns, self._kv_ns, least, context, num_decodes)
+        base, least = self._before_reading_ns(beside, shape.num_decodes + shape.padding_rows)
+        return StepTimes(base, self._ramp_ns, self._kv_ns, least, context, shape.num_decodes)
+
+    def _before_reading_ns(self, beside: float, attending: int) -> tuple[float, float]:
+        """Return what a step of decodes takes before it reads contexts, and what at least."""
+        if not attending:
+            return beside, beside
+        rows_ns = self._row_ns * attending
+        base = beside + (self._call_ns + self._row_share * rows_ns)
+        return base, beside + (self._call_ns + rows_ns)
 
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what gives the duration of a step with one more chunk, by its new tokens.
@@ -225,26 +216,10 @@ class KernelTimes:
 
     def uneven_ns(self, steps: UnevenSteps) -> list[int]:
         """Return the durations of steps with contexts of their own; see `CostModel.uneven_ns`."""
-        shape = steps.first
-        return self._decodes_ns(
-            self._beside_attention(shape),
-            shape.num_decodes + shape.padding_rows,
-            shape.decode_context_sum_tokens + shape.num_decodes + shape.padding_context_tokens,
-            steps.grown_tokens,
-        )
-
-    def _decodes_ns(
-        self, beside: float, attending: int, context: int, grown_tokens: vec[i64]
-    ) -> list[int]:
-        """Return what steps of decodes alone take, by the tokens that each of them reads.
-
-        Those are told of the first, and by how many they grow in each but the last.
-        """
-        base = least = beside
-        if attending:
-            rows_ns = self._row_ns * attending
-            least += self._call_ns + rows_ns
-            base += self._call_ns + self._row_share * rows_ns
+        shape, grown_tokens = steps.first, steps.grown_tokens
+        attending = shape.num_decodes + shape.padding_rows
+        context = shape.decode_context_sum_tokens + shape.num_decodes + shape.padding_context_tokens
+        base, least = self._before_reading_ns(self._beside_attention(shape), attending)
         ramp_ns, kv_ns = self._ramp_ns, self._kv_ns
         at_rate = base + ramp_ns
         costs: list[int] = []
