@@ -155,7 +155,8 @@ def simulate_cluster(
     for member in fleet.members:
         if member.is_up and member.engine.requests.num_in_flight:
             raise stalled(member.engine, "the policy waits and nothing is left to happen")
-        member.engine.requests.expire(FOREVER)  # nobody comes for what is kept
+        if member.served:  # else it left before its engine had started
+            member.engine.requests.expire(FOREVER)  # nobody comes for what is kept
     if fleet.num_pending:
         raise stalled(fleet.members[0].engine, "requests wait for an engine that does not come")
     logs = sorted(fleet.logs, key=lambda log: log[0])  # the lives of an engine in order

@@ -142,4 +142,5 @@ class Member:
             self.served[-1] = self.served[-1]._replace(until_ns=now_ns)
         if for_good:
             self.comes_back = False
+            self.start_up = None
             self.paid[-1] = self.paid[-1]._replace(until_ns=now_ns)

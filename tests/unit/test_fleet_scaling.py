@@ -273,6 +273,21 @@ def test_engines_are_paid_for_from_their_start_and_until_they_have_drained():
     assert first.paid == (Span(0, first.paid[0].until_ns),)
 
 
+def test_engine_that_is_let_go_while_it_starts_never_serves():
+    # Wanted at 1 s and not from 1.1 s on, while it takes 0.36 s to start; wanted again at 2 s.
+    times = [[0, 1], [1, 2], [1.1, 1], [2, 2]]
+    scaler = {"name": "schedule", "times": times, "every_s": 0.1, "max": 3}
+    result = run(experiment(count=1, autoscaler=scaler, start_up=START_UP))
+    _, gone, new = result.engines
+    assert [(facts.paid[0].from_ns, facts.served != ()) for facts in (gone, new)] == [
+        (1_000_000_000, False),
+        (2_000_000_000, True),
+    ]
+    assert gone.paid[0].until_ns == 1_100_000_000
+    assert 1 not in result.requests["engine"]
+    assert result.metrics()["availability_share"] <= 1.0
+
+
 @pytest.mark.slow
 def test_fleet_grows_under_load_and_shrinks_after_it():
     scaler = {
