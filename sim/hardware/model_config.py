@@ -129,7 +129,7 @@ def _gated(config: _Config, kind: str) -> ModelShape:
 def _with_experts(shape: ModelShape, config: _Config, kind: str) -> ModelShape:
     """Return a shape with the mixture that its kind of config describes."""
     count, width = "num_experts", "moe_intermediate_size"
-    shared_width = num_dense = 0
+    shared_width, num_dense, step = 0, 0, 1
     dense_width = shape.intermediate_size
     if kind == "mixtral":
         count, width = "num_local_experts", "intermediate_size"
@@ -151,6 +151,7 @@ def _with_experts(shape: ModelShape, config: _Config, kind: str) -> ModelShape:
         moe_intermediate_size=config.integer(width),
         shared_intermediate_size=shared_width,
         num_dense_layers=num_dense,
+        moe_layer_step=step,
     )
 
 

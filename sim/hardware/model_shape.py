@@ -43,7 +43,9 @@ class ModelShape:
     shared_intermediate_size : int
         Width of the experts that every token takes beside those chosen for it, all together.
     num_dense_layers : int
-        Layers of a mixture that have a dense MLP instead of experts.
+        Layers of a mixture that have a dense MLP instead of experts: its first.
+    moe_layer_step : int
+        Above 1, dense layers lie between the others: the last one of so many has experts.
     repository : str
         Where huggingface.co has it; empty where that is not known.
     """
@@ -69,6 +71,7 @@ class ModelShape:
     moe_intermediate_size: int = 0
     shared_intermediate_size: int = 0
     num_dense_layers: int = 0
+    moe_layer_step: int = 1
     repository: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -95,10 +98,20 @@ class ModelShape:
                     f"model {self.name}: num_dense_layers must be less than its {self.num_layers} "
                     f"layers, got {self.num_dense_layers}"
                 )
-        elif self.shared_intermediate_size or self.num_dense_layers:
+            step = self.moe_layer_step
+            if step < 1:
+                raise SpecError(f"model {self.name}: moe_layer_step must be >= 1, got {step}")
+            dense = self.num_dense_among_first(self.num_layers)
+            if self.num_dense_layers != dense:
+                raise SpecError(
+                    f"model {self.name}: with moe_layer_step {step} {dense} of its "
+                    f"{self.num_layers} layers are dense, got num_dense_layers "
+                    f"{self.num_dense_layers}"
+                )
+        elif self.shared_intermediate_size or self.num_dense_layers or self.moe_layer_step != 1:
             raise SpecError(
-                f"model {self.name}: shared_intermediate_size and num_dense_layers are of a "
-                "mixture of experts, which it is not"
+                f"model {self.name}: shared_intermediate_size, num_dense_layers and "
+                "moe_layer_step are of a mixture of experts, which it is not"
             )
         if (self.num_dense_layers or not self.num_experts) and self.intermediate_size < 1:
             raise SpecError(f"model {self.name}: intermediate_size must be >= 1")
@@ -118,6 +131,12 @@ class ModelShape:
     def num_moe_layers(self) -> int:
         """Layers with experts."""
         return self.num_layers - self.num_dense_layers if self.num_experts else 0
+
+    def num_dense_among_first(self, num_layers: int) -> int:
+        """Return how many of its first layers have a dense MLP instead of experts."""
+        if self.moe_layer_step > 1:
+            return num_layers - num_layers // self.moe_layer_step
+        return min(self.num_dense_layers, num_layers)
 
     @property
     def expert_parameters(self) -> int:

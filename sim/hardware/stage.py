@@ -51,7 +51,7 @@ def stages(model: ModelShape, count: int) -> tuple[Stage, ...]:
     -----
     ``num_layers // count`` layers each; of those left over one each goes to the last stage but one
     and further to the front, because the last stage has the head beside its layers. Source: vLLM
-    0.32, vllm/distributed/utils.py, get_pp_indices(). The dense layers of a mixture are its first.
+    0.32, vllm/distributed/utils.py, get_pp_indices().
 
     Examples
     --------
@@ -69,9 +69,10 @@ def stages(model: ModelShape, count: int) -> tuple[Stage, ...]:
     before = 0
     for place in range(count):
         num_layers = each + (1 if count - 1 - left <= place < count - 1 else 0)
-        dense = max(0, min(model.num_dense_layers - before, num_layers))
+        after = before + num_layers
+        dense = model.num_dense_among_first(after) - model.num_dense_among_first(before)
         divided.append(Stage(num_layers, dense, place == 0, place == count - 1))
-        before += num_layers
+        before = after
     return tuple(divided)
 
 

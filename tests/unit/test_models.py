@@ -265,10 +265,10 @@ def test_config_of_llama_4_without_optional_keys_has_those_of_its_class(tmp_path
     keys = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 4096}
     shape = model(write(tmp_path / "config.json", model_type="llama4_text", **keys))
     # Attention in chunks of 8192, and experts in every layer.
-    assert (shape.sliding_window, shape.num_dense_layers) == (8192, 0)
+    assert (shape.sliding_window, shape.num_dense_layers, shape.moe_layer_step) == (8192, 0, 1)
     keys |= {"attention_chunk_size": 512, "interleave_moe_layer_step": 2}
     shape = model(write(tmp_path / "config.json", model_type="llama4_text", **keys))
-    assert (shape.sliding_window, shape.num_dense_layers) == (512, 16)
+    assert (shape.sliding_window, shape.num_dense_layers, shape.moe_layer_step) == (512, 16, 2)
 
 
 def test_config_of_opt_with_narrower_embeddings_is_refused(tmp_path):

@@ -73,6 +73,19 @@ def test_layers_are_divided_as_vllm_divides_them(count, expected):
     assert [stage.num_layers for stage in stages(model("llama-2-70b"), count)] == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "expected"),
+    [
+        ("llama-4-maverick", 2, [12, 12]),  # every second layer
+        ("llama-4-maverick", 5, [5, 5, 5, 5, 4]),  # 9, 10, 10, 10 and 9 layers
+        ("llama-4-scout", 2, [0, 0]),
+        ("glm-4.5-air", 2, [1, 0]),  # the first layer
+    ],
+)
+def test_dense_layers_of_a_mixture_are_where_the_model_has_them(name, count, expected):
+    assert [stage.num_dense_layers for stage in stages(model(name), count)] == expected
+
+
 @pytest.mark.parametrize("name", model_names())
 @pytest.mark.parametrize("dtype", ["bf16", "fp8", "int4"])
 def test_weights_of_stages_add_up_to_those_of_the_model(name, dtype):
