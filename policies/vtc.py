@@ -41,6 +41,7 @@ class VirtualTokenCounter(ContinuousBatching):
     """
 
     source = "VTC, Sheng et al., OSDI 2024 (arXiv:2401.00588), algorithm 2"
+    seats_loaded = True
 
     def __init__(
         self,
@@ -72,6 +73,12 @@ class VirtualTokenCounter(ContinuousBatching):
         self._new.append(state)
         if not (self._view.running or self._view.in_pipeline):
             self._take_in_new()
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Let those take part who came since the last step ended, then plan as vLLM does."""
+        if self._new and not view.in_pipeline:
+            self._take_in_new()
+        return super().plan(view, builder)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge admitted prompts and new output tokens."""

@@ -117,3 +117,12 @@ def test_newcomer_held_back_to_the_end_of_a_step_is_lifted_alike_ahead_and_step_
         laws.run(registry.make("vtc"), work, laws.slow(config))
     )
     assert ahead.requests()["finish_ns"].argsort().tolist() == [0, 2, 1]
+
+
+def test_vtc_with_arrivals_between_steps_lets_newcomers_into_the_next_step():
+    # Request 1 comes during the first step, at whose end the engine hears of it: it is in the
+    # second, also where a prompt goes on there.
+    work = [arrival(0, 0, prompt=6, tenant="a"), arrival(1, 500, prompt=2, tenant="b")]
+    config = limits(budget=4, arrivals_between_steps=True)
+    got, _ = batches("vtc", work, config)
+    assert got[:2] == [{0: 4}, {0: 2, 1: 2}]
