@@ -56,14 +56,21 @@ class Boosted(Wrapper):
         self.threshold_iterations = threshold_iterations
         self._threshold_ns = round((0.3 if threshold_s is None else threshold_s) * 1e9)
         self._iteration = 0
-        # Requests in flight in the order they came, with the iteration that ended next.
+        # Requests in flight, by arrival if seconds count, else in the order in which they came, with
+        # the iteration that ended next.
         self._since: dict[RequestState, int] = {}
         self._new: dict[RequestState, None] = {}
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Remember the request."""
         super().on_arrival(state, now_ns)
-        self._new[state] = None
+        if self.threshold_iterations is not None:
+            self._new[state] = None
+            return
+        is_last = not self._since or _arrival(next(reversed(self._since))) < _arrival(state)
+        self._since[state] = 0
+        if not is_last:  # it was on another engine before
+            self._since = {each: 0 for each in sorted(self._since, key=_arrival)}
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Count iterations."""
@@ -84,7 +91,7 @@ class Boosted(Wrapper):
 
     def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
         """Promise one step where somebody's iterations are counted from its end on."""
-        if self._new and self.threshold_iterations is not None:
+        if self._new:
             return 1, FOREVER
         return super().promise(view, hooks_matter)
 
@@ -105,3 +112,7 @@ class Boosted(Wrapper):
         if self.threshold_iterations is None:
             return now_ns - state.request.arrival_ns >= self._threshold_ns
         return self._iteration - since >= self.threshold_iterations
+
+
+def _arrival(state: RequestState) -> tuple[int, int]:
+    return state.request.arrival_ns, state.id

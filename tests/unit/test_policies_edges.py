@@ -4,11 +4,12 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from schedlab.policies import ContinuousBatching, registry
-from schedlab.sim.request import Slo
+from schedlab.sim.request import RequestState, Slo
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -256,3 +257,14 @@ def test_slai_decode_due_at_this_very_instant_goes_before_prompts():
     work = [arrival(0, 0, 2, 5), arrival(1, 0, 9, 1)]
     got, _ = batches("slai", work, limits(), dynamic_offset=False, **knobs)
     assert got[:2] == [{0: 2, 1: 2}, {0: 1, 1: 3}]
+
+
+def test_boosted_serves_who_comes_back_from_another_engine_by_its_arrival():
+    # Request 2 arrived first, and comes here last: its engine died. All but the last wait for
+    # more than the threshold.
+    policy = registry.make("boosted", inner="fcfs", threshold_s=1e-6)
+    came = [RequestState(arrival(i, at).request) for i, at in enumerate((500, 9_000, 100))]
+    for state in came:
+        policy.on_arrival(state, 9_500)
+    view = SimpleNamespace(now_ns=9_500, waiting=came)
+    assert [state.id for state in policy.candidates(view, None)] == [2, 0, 1]
