@@ -56,8 +56,8 @@ class Boosted(Wrapper):
         self.threshold_iterations = threshold_iterations
         self._threshold_ns = round((0.3 if threshold_s is None else threshold_s) * 1e9)
         self._iteration = 0
-        # Requests in flight, by arrival if seconds count, else in the order in which they came, with
-        # the iteration that ended next.
+        # Requests in flight, by arrival if seconds count, else in the order in which they came,
+        # with the iteration that ended next.
         self._since: dict[RequestState, int] = {}
         self._new: dict[RequestState, None] = {}
 
