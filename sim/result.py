@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from schedlab.sim.drive.frontend import Frontend
 from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.metrics.observation import Observation
@@ -109,6 +110,12 @@ class RunResult:
     def observation(self) -> Observation:
         """Return the measured part of the run, which metrics are functions of."""
         return Observation(self)
+
+    @property
+    def frontend(self) -> Frontend | None:
+        """What stood between clients and engine, as `provenance` says; None if nothing did."""
+        figures = self.provenance.get("frontend")
+        return Frontend(**figures) if isinstance(figures, dict) else None
 
     def metrics(self) -> Metrics:
         """Return the metrics that every run has, flat, in the order of result.json."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from schedlab.sim.metrics.latencies import seen_column
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.record.columns import Floats, whole_numbers
@@ -38,5 +39,5 @@ def time_to_finish(run: Observation, num_requests: int) -> float:
 
 
 def _finishes_s(run: Observation) -> Floats:
-    finish_ns = whole_numbers(run.requests, "finish_ns")[run.completed]
+    finish_ns = whole_numbers(run.requests, seen_column(run.requests, "finish"))[run.completed]
     return np.asarray((finish_ns - run.first_arrival_ns) / 1e9)

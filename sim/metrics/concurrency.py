@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from schedlab.sim.metrics.latencies import seen_column
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.record.columns import BATCH_ROWS, whole_numbers
@@ -18,7 +19,8 @@ def max_concurrent_requests(run: Observation) -> int:
     Over half-open intervals [arrival, finish): departures come before arrivals.
     """
     arrival_ns = np.sort(whole_numbers(run.requests, "arrival_ns")[run.completed])
-    finish_ns = np.sort(whole_numbers(run.requests, "finish_ns")[run.completed])
+    finish_ns = whole_numbers(run.requests, seen_column(run.requests, "finish"))
+    finish_ns = np.sort(finish_ns[run.completed])
     most = 0
     for low in range(0, len(arrival_ns), BATCH_ROWS):
         here = arrival_ns[low : low + BATCH_ROWS]

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.metrics.latencies import seen_column
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 
@@ -19,7 +20,8 @@ def jain_fairness(run: Observation, column: str | None = None) -> float:
     requests'. 1 is even, 1/n is all for one.
     """
     rows = run.requests
-    stay_ns = rows["finish_ns"].astype(np.float64) - rows["arrival_ns"].astype(np.float64)
+    finish_ns = rows[seen_column(rows, "finish")]
+    stay_ns = finish_ns.astype(np.float64) - rows["arrival_ns"].astype(np.float64)
     tokens = rows["generated_tokens"].astype(np.float64)
     speed = np.where(run.completed, tokens / np.maximum(stay_ns, 1.0), 0.0)
     if column is None:

@@ -9,6 +9,14 @@ from schedlab.sim.record.columns import Bools, Columns, Floats, completed, whole
 _NS_PER_MS = 1e6
 
 
+def seen_column(requests: Columns, what: str) -> str:
+    """Return the column of when clients saw the ``first_token`` or the ``finish`` of requests.
+
+    It is the engine's own where no front end stood in between.
+    """
+    return f"{what}_seen_ns" if f"{what}_seen_ns" in requests else f"{what}_ns"
+
+
 class Latencies:
     """What each request of a run waited, in ms from its arrival; NaN if it was not completed.
 
@@ -38,14 +46,12 @@ class Latencies:
     @property
     def ttft(self) -> Floats:
         """First token - arrival, shape (requests,)."""
-        seen = "finish_seen_ns" in self._requests
-        return self._until("first_token_seen_ns" if seen else "first_token_ns")
+        return self._until(seen_column(self._requests, "first_token"))
 
     @property
     def e2el(self) -> Floats:
         """Finish - arrival, shape (requests,)."""
-        seen = "finish_seen_ns" in self._requests
-        return self._until("finish_seen_ns" if seen else "finish_ns")
+        return self._until(seen_column(self._requests, "finish"))
 
     @property
     def queue_time(self) -> Floats:

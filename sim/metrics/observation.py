@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.metrics.latencies import Latencies
+from schedlab.sim.metrics.latencies import Latencies, seen_column
 from schedlab.sim.metrics.step_totals import StepTotals, step_totals
 from schedlab.sim.metrics.weighted import WeightedSample
 from schedlab.sim.record.columns import (
@@ -49,8 +49,9 @@ class Observation:
     requests : mapping of str to ndarray
         Those that arrive inside the window, however long they stay.
     leaving : mapping of str to ndarray
-        Those that finish inside it, whenever they arrived: what a rate counts. In a steady
-        system those that are cut off at one end make up for those at the other.
+        Those that finish inside it, as their clients see it, whenever they arrived: what a rate
+        counts. In a steady system those that are cut off at one end make up for those at the
+        other.
     window : Window or None
         The span of time that is measured, half-open; None if it is the whole run.
     kv_capacity_tokens, num_engines : int
@@ -79,7 +80,8 @@ class Observation:
         self.requests = self.leaving = rows
         if self.window is not None:
             self.requests = rows_of(rows, self.window.holds(whole_numbers(rows, "arrival_ns")))
-            self.leaving = rows_of(rows, self.window.holds(whole_numbers(rows, "finish_ns")))
+            finish_ns = whole_numbers(rows, seen_column(rows, "finish"))
+            self.leaving = rows_of(rows, self.window.holds(finish_ns))
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of all requests of the run, also of those outside the window.
@@ -145,7 +147,7 @@ class Observation:
         if self.window is not None:
             return self.window.duration_s
         everyone = self._result.requests
-        finish_ns = whole_numbers(everyone, "finish_ns")[completed(everyone)]
+        finish_ns = whole_numbers(everyone, seen_column(everyone, "finish"))[completed(everyone)]
         if not len(finish_ns):
             return 0.0
         return float(finish_ns.max() - whole_numbers(everyone, "arrival_ns").min()) / _NS_PER_S
@@ -184,7 +186,7 @@ class Observation:
 
     @property
     def token_counts(self) -> Pairs:
-        """Tokens that come out inside the window, of whatever request: (time in ns, how many)."""
+        """Tokens seen inside the window, of whatever request: (time in ns, how many)."""
         pieces = list(self.token_count_batches())
         if len(pieces) == 1:
             return pieces[0]
@@ -200,7 +202,8 @@ class Observation:
             Whether to leave out what requests got that were not completed, before or after.
         """
         table = self._answered_count_table if answered else self._count_table
-        for times_ns, tokens in map(pairs, batches(table)):
+        for made_ns, tokens in map(pairs, batches(table)):
+            times_ns = self._seen_ns(made_ns)
             if self.window is not None:
                 inside = self.window.holds(times_ns)
                 yield times_ns[inside], tokens[inside]
@@ -218,6 +221,22 @@ class Observation:
         rows = everyone if self._chosen is None else rows_of(everyone, self._chosen)
         ids = self._answered(rows, self._chosen is None)
         return self._count_table if ids is None else self._result.log.token_counts(ids)
+
+    def _seen_ns(self, made_ns: Ints) -> Ints:
+        """Return when clients see tokens that come out of the engine at some times."""
+        if self._seen_by_end is None:
+            return made_ns
+        ends_ns, seen_ns = self._seen_by_end
+        return seen_ns[np.searchsorted(ends_ns, made_ns)]
+
+    @cached_property
+    def _seen_by_end(self) -> Pairs | None:
+        """The ends of steps and when their tokens are seen; None without a front end."""
+        frontend = self._result.frontend
+        if frontend is None:
+            return None
+        counts = pairs(self._result.log.token_counts())
+        return counts[0], frontend.seen_ns(counts[0], counts)
 
     def _answered(self, requests: Columns, are_all: bool) -> Ints | None:
         """Return who of some requests got the answer; None if tokens of all requests are theirs."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.latencies import seen_column
 from schedlab.sim.record.columns import Bools, Columns, Ints
 
 _NS_PER_S = 1_000_000_000
@@ -46,7 +47,7 @@ def measured_window(
     Parameters
     ----------
     requests : mapping of str to ndarray
-        One row a request: arrival_ns, finish_ns (-1 = never).
+        One row a request: arrival_ns, finish_ns (-1 = never), finish_seen_ns of a front end.
     warm_up_s : float, optional
         The window begins so long after the first arrival.
     warm_up_requests : int, optional
@@ -83,7 +84,7 @@ def measured_window(
                 "nothing to measure: all others arrive with the last of them"
             )
         begin = int(arrival[num_left_out])
-    end = max(int(requests["finish_ns"].max()), last) + 1
+    end = max(int(requests[seen_column(requests, "finish")].max()), last) + 1
     if cool_down_s is not None:
         end = last - round(cool_down_s * _NS_PER_S)
     window = Window(begin, end)

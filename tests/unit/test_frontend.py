@@ -18,6 +18,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.drive.frontend import Frontend, read_frontend, write_frontend
 from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.fairness import jain_index
 from schedlab.sim.result import RunResult
 from schedlab.sim.text import json_text
 
@@ -155,6 +156,40 @@ def test_columns_of_a_front_end_are_of_prompts_and_of_both_ends_of_an_answer():
         "first_token_seen_ns": [21, 32, -1 / ms],
         "finish_seen_ns": [54, 43, -1 / ms],
     }
+
+
+def test_rates_behind_a_slow_front_end_are_of_what_clients_see():
+    result = run(spec(frontend={"output_token_s": 0.01}))
+    rows, metrics = result.requests, result.metrics()
+    arrival_ns, seen_ns = rows["arrival_ns"], rows["finish_seen_ns"]
+    duration_s = (seen_ns.max() - arrival_ns.min()) / 1e9
+    assert duration_s > 2 * (rows["finish_ns"].max() - arrival_ns.min()) / 1e9
+    assert metrics["duration_s"] == pytest.approx(duration_s)
+    assert metrics["request_throughput"] == pytest.approx(60 / duration_s)
+    tokens = rows["generated_tokens"].sum()
+    assert metrics["output_throughput"] == pytest.approx(tokens / duration_s)
+    in_flight = [((arrival_ns <= t) & (t < seen_ns)).sum() for t in arrival_ns]
+    assert metrics["max_concurrent_requests"] == max(in_flight)
+    # A hundred a second at most, and what is left of the step that was begun.
+    assert metrics["max_output_tokens_per_s"] <= 100 + 16
+    half_s = duration_s / 2
+    within = (seen_ns - arrival_ns.min()) / 1e9 <= half_s
+    assert result.metric("finished_within", seconds=half_s) == within.sum()
+    assert result.metric("tokens_within", seconds=half_s) == pytest.approx(tokens / 2, abs=100 + 16)
+    assert result.metric("time_to_finish", num_requests=60) == pytest.approx(duration_s)
+    speed = rows["generated_tokens"] / (seen_ns - arrival_ns)
+    assert result.metric("jain_fairness") == pytest.approx(jain_index(speed))
+
+
+def test_window_behind_a_slow_front_end_counts_what_clients_see_in_it():
+    frontend = {"output_token_s": 0.01}
+    cut = run(spec(frontend=frontend, measure={"warm_up_s": 2, "cool_down_s": 2}))
+    metrics, inside = cut.metrics(), cut.window.holds(cut.requests["finish_seen_ns"])
+    length_s = metrics["duration_s"]
+    assert metrics["request_throughput"] == pytest.approx(inside.sum() / length_s)
+    assert metrics["output_throughput"] == pytest.approx(100, abs=16 / length_s)
+    whole = run(spec(frontend=frontend, measure={"warm_up_s": 2}))
+    assert whole.window.end_ns == whole.requests["finish_seen_ns"].max() + 1
 
 
 def test_without_a_front_end_nothing_says_that_there_could_be_one():

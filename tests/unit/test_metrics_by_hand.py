@@ -241,6 +241,7 @@ def observed(window=None, chosen=None, lost=0):
     }  # fmt: skip
     result = SimpleNamespace(
         requests=requests, log=Log(), window=window, kv_capacity_tokens=100, num_engines=2,
+        frontend=None,
         engines=("e",), tiers=("t",), copies={"c": 1}, copy_waits={"w": 2},
     )  # fmt: skip
     return Observation(result, chosen), result.log
