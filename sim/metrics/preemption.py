@@ -9,7 +9,7 @@ import numpy as np
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
-from schedlab.sim.record.columns import whole_numbers
+from schedlab.sim.record.columns import rows_of, whole_numbers
 
 
 @register(every_run=True)
@@ -40,9 +40,10 @@ def preempted_share(run: Observation) -> float:
 def preemption_loss_at_tail(run: Observation, latency: Literal["tpot", "e2el"] = "tpot") -> float:
     """Return the share of their decode time that the slowest hundredth spent preempted.
 
-    Time from eviction to resumption over time from first token to finish, summed over the
-    completed requests at or above the 99th percentile of `latency` (a one-token answer counts with
-    its decode time). Recomputation after the resumption is not in it.
+    Time from eviction to resumption over time from first token to finish in the engine, summed
+    over the completed requests at or above the 99th percentile of `latency` (a one-token answer
+    counts with its decode time). Of an eviction before the first token only what lies behind it
+    counts. Recomputation after the resumption is not in it.
     """
     done = run.completed
     if not done.any():
@@ -55,6 +56,13 @@ def preemption_loss_at_tail(run: Observation, latency: Literal["tpot", "e2el"] =
         )
     tail = slow >= np.percentile(slow, 99)
     lost = run.preemptions
-    in_tail = np.isin(lost["id"], run.requests["id"][done][tail])  # completed, so all resumed
-    away_ns = (whole_numbers(lost, "resumed_ns") - whole_numbers(lost, "evicted_ns"))[in_tail]
-    return ratio(float(away_ns.sum()) / 1e6, float(decode_ms[tail].sum()))
+    ids, first_ns, finish_ns = (
+        whole_numbers(run.requests, name)[done][tail]
+        for name in ("id", "first_token_ns", "finish_ns")
+    )
+    order = np.argsort(ids)
+    lost = rows_of(run.preemptions, np.isin(run.preemptions["id"], ids))  # completed: all resumed
+    of = order[np.searchsorted(ids, lost["id"], sorter=order)]
+    since_ns = np.maximum(whole_numbers(lost, "evicted_ns"), first_ns[of])
+    away_ns = np.maximum(whole_numbers(lost, "resumed_ns") - since_ns, 0)
+    return ratio(float(away_ns.sum()) / 1e6, float((finish_ns - first_ns).sum()) / 1e6)

@@ -323,6 +323,17 @@ def test_loss_at_the_tail_is_of_the_slowest_hundredth():
     assert result.metric("preemption_loss_at_tail") == pytest.approx(9 / (199 + 200 + 201))
 
 
+def test_loss_at_the_tail_where_evictions_begin_before_the_first_token_is_of_decode_time():
+    # The first token of request 0 comes at 100 ms, its last at 700 ms: 50 of 600 ms, and none of
+    # the absence before.
+    result = run_of()
+    result.log._preemptions = {
+        "id": [0, 0, 1], "evicted_ns": [20 * MS, 90 * MS, 120 * MS],
+        "resumed_ns": [60 * MS, 150 * MS, 130 * MS],
+    }  # fmt: skip
+    assert result.metric("preemption_loss_at_tail", latency="e2el") == pytest.approx(50 / 600)
+
+
 def test_total_throughput_counts_prompts_of_those_who_were_answered():
     # Prompts of 10 and 20 tokens, six tokens of answers, 0.7 s; 30 tokens were turned away.
     assert run_of().metric("total_token_throughput") == pytest.approx(36 / 0.7)
