@@ -245,9 +245,18 @@ class Observation:
             return None
         return self._ids(requests)[is_done]
 
-    def token_times(self, request_id: int) -> Ints:
-        """Return when each token of a request came out, in ns."""
-        return self._result.log.token_times(request_id)
+    def token_times(self, request_id: int, *, seen: bool = True) -> Ints:
+        """Return when the client saw each token of a request, in ns.
+
+        Parameters
+        ----------
+        request_id : int
+            Which.
+        seen : bool
+            False for when they came out of the engine, which is another time behind a front end.
+        """
+        made_ns = self._result.log.token_times(request_id)
+        return self._seen_ns(made_ns) if seen else made_ns
 
     @cached_property
     def preemptions(self) -> Columns:

@@ -40,7 +40,7 @@ def service_gap(run: Observation, input_weight: float = 1.0, output_weight: floa
     start_ns, end_ns = _both_wait(rows["arrival_ns"], rows["first_scheduled_ns"], sign)
     times, service = [rows["first_scheduled_ns"]], [sign * input_weight * rows["prompt_tokens"]]
     for request_id, which in zip(rows["id"].tolist(), sign.tolist(), strict=True):
-        tokens = run.token_times(request_id)
+        tokens = run.token_times(request_id, seen=False)
         times.append(tokens)
         service.append(np.full(len(tokens), which * output_weight))
     at, amount = np.concatenate(times), np.concatenate(service)

@@ -181,6 +181,27 @@ def test_rates_behind_a_slow_front_end_are_of_what_clients_see():
     assert result.metric("jain_fairness") == pytest.approx(jain_index(speed))
 
 
+def test_tokens_behind_a_slow_front_end_are_late_when_clients_see_them_late():
+    result = run(spec(frontend={"output_token_s": 0.005}, slo={"ttft_ms": 500}))
+    rows, metrics, observed = result.requests, result.metrics(), result.observation()
+    times_ns = [observed.token_times(number) for number in rows["id"].tolist()]
+    assert [times[0] for times in times_ns] == rows["first_token_seen_ns"].tolist()
+    assert [times[-1] for times in times_ns] == rows["finish_seen_ns"].tolist()
+    made_ns = [observed.token_times(number, seen=False) for number in rows["id"].tolist()]
+    assert [times[-1] for times in made_ns] == rows["finish_ns"].tolist()
+    late = 1 - metrics["ttft_slo_attainment"]
+    assert 0.1 < late < 1
+    assert result.metric("deadline_misses") == pytest.approx(late)
+    good = result.metric("stall_free_goodput", ttft_ms=500, stall_ms=10_000)
+    assert good == pytest.approx(metrics["request_goodput"])
+    waited_ns = [
+        np.diff(times, prepend=since).max()
+        for times, since in zip(times_ns, rows["arrival_ns"], strict=True)
+    ]
+    assert result.metric("mean_max_waiting") == pytest.approx(np.mean(waited_ns) / 1e9)
+    assert result.metric("mean_max_waiting") >= metrics["mean_ttft_ms"] / 1e3
+
+
 def test_window_behind_a_slow_front_end_counts_what_clients_see_in_it():
     frontend = {"output_token_s": 0.01}
     cut = run(spec(frontend=frontend, measure={"warm_up_s": 2, "cool_down_s": 2}))
