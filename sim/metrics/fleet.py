@@ -15,6 +15,7 @@ import numpy as np
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
+from schedlab.sim.metrics.throughput import answered_tokens
 from schedlab.sim.metrics.weighted import ratio
 from schedlab.sim.record.columns import Floats, Ints, whole_numbers
 from schedlab.sim.record.fleet import STILL, Span
@@ -136,8 +137,7 @@ def lost_tokens(run: Observation) -> int:
 @register(about="fleet", unit="USD")
 def usd_per_million_output_tokens(run: Observation) -> float:
     """Return the cost of the run / output tokens of completed requests, times a million."""
-    tokens = whole_numbers(run.leaving, "generated_tokens").sum()
-    return ratio(cost_usd(run) * 1e6, float(tokens))
+    return ratio(cost_usd(run) * 1e6, float(answered_tokens(run)))
 
 
 @register(about="fleet", better="neither")

@@ -78,7 +78,7 @@ def request_throughput(run: Observation) -> float:
 @register(unit="tokens/s", better="higher", label="output throughput", every_run=True)
 def output_throughput(run: Observation) -> float:
     """Return the output tokens of completed requests per second of duration."""
-    return ratio(_tokens_out(run), run.duration_s)
+    return ratio(answered_tokens(run), run.duration_s)
 
 
 @register(unit="tokens/s", better="higher", label="total throughput", every_run=True)
@@ -86,10 +86,11 @@ def total_token_throughput(run: Observation) -> float:
     """Return the prompt and output tokens of completed requests per second of duration."""
     rows = run.leaving
     num_input = int(whole_numbers(rows, "prompt_tokens")[completed(rows)].sum())
-    return ratio(num_input + _tokens_out(run), run.duration_s)
+    return ratio(num_input + answered_tokens(run), run.duration_s)
 
 
-def _tokens_out(run: Observation) -> int:
+def answered_tokens(run: Observation) -> int:
+    """Return the output tokens of completed requests that come out in what is measured."""
     if run.window is None:
         return total_output_tokens(run)
     return sum(int(tokens.sum()) for _, tokens in run.token_count_batches(answered=True))

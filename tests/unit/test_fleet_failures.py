@@ -596,6 +596,8 @@ def test_tokens_of_requests_that_fail_midway_count_for_no_rate_and_no_gap():
     for one in (whole, windowed):
         assert one.metric("output_throughput") == pytest.approx(num_tokens / duration_s)
         assert one.metric("max_output_tokens_per_s") == max(seconds.values())
+        usd = one.metric("cost_usd") / num_tokens * 1e6
+        assert one.metric("usd_per_million_output_tokens") == pytest.approx(usd)
         assert one.metric("mean_itl_ms") == pytest.approx(np.mean(gaps) / 1e6)
         assert one.metric("largest", latency="itl") == max(gaps) / 1e6
         parts = [part["output_throughput"] for part in one.metrics_by("priority").values()]

@@ -161,8 +161,9 @@ def fleet_run(*engines, **changes):
             "lost_tokens": whole(0, 40, 2, 0), "transferred_bytes": whole(5, 0, 7, 0),
             "transfer_end_ns": ns(3, -1e-9, 5, 9), "first_token_ns": ns(2.75, 1, 4, 8.5),
             "num_moves": whole(2, 0, 1, 0), "moved_stop_ns": ns(0.25, 0, 0.125, 0),
+            "generated_tokens": whole(100, 300, 50, 0),  # the third failed midway
         },
-        "leaving": {"generated_tokens": whole(100, 300)},
+        "window": None, "completed": np.array([True, True, False, False]),
     }  # fmt: skip
     return SimpleNamespace(**told | changes)
 
