@@ -13,7 +13,6 @@ from schedlab.experiments.figures.style import GREY, LOOKS, house_style, looks, 
 from schedlab.experiments.figures.timelines import check_ran
 from schedlab.experiments.statistics import estimate, with_interval
 from schedlab.sim.errors import SchedlabError
-from schedlab.sim.metrics.step_lengths import StepLengths
 from schedlab.sim.record.columns import Column, Columns, Floats, batches, completed, whole_numbers
 from schedlab.sim.record.fleet import STILL
 
@@ -260,17 +259,16 @@ def goodput_per_dollar(goods: Mapping[str, Sequence[float]], title: str) -> Figu
 def of_engines(run: Observation) -> dict[str, Floats]:
     """Return what each engine had: requests answered, tokens computed, percent of time busy."""
     num = run.num_engines
-    tokens, busy_ns, lengths = np.zeros(num), np.zeros(num), StepLengths()
+    tokens = np.zeros(num)
     for some in batches(run.steps):
         engine = whole_numbers(some, "engine")
         computed = whole_numbers(some, "num_decodes") + whole_numbers(some, "prefill_tokens")
         tokens += np.bincount(engine, weights=computed, minlength=num)
-        busy_ns += np.bincount(engine, weights=lengths.of(some), minlength=num)
     requests = np.bincount(whole_numbers(run.requests, "engine"), minlength=num)
     return {
         "requests answered": requests.astype(float),
         "tokens computed": tokens,
-        "busy (% of the run)": 100 * busy_ns / _NS_PER_S / (run.duration_s or math.nan),
+        "busy (% of the run)": 100 * run.engine_busy_ns / _NS_PER_S / (run.duration_s or math.nan),
     }
 
 

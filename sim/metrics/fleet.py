@@ -2,7 +2,7 @@
 
 Engines are those of a `cluster`. The time of a fleet is that of its run, from the first arrival to
 the last answer: an engine is paid for as long as its devices are there, also while it is down or
-starts.
+starts, and is busy while any step of it is in flight within that time.
 """
 
 from __future__ import annotations
@@ -196,13 +196,12 @@ def _num_engines(run: Observation) -> int:
 def _engine(run: Observation) -> Ints:
     """Return which engine took each step."""
     if "engine" not in run.steps:
-        return np.zeros(len(run.step_ns), dtype=np.int64)
+        return np.zeros_like(whole_numbers(run.steps, "num_decodes"))
     return whole_numbers(run.steps, "engine")
 
 
 def _busy_s(run: Observation) -> Floats:
-    sums = np.bincount(_engine(run), weights=run.step_ns, minlength=_num_engines(run))
-    return sums / _NS_PER_S
+    return run.engine_busy_ns / _NS_PER_S
 
 
 def _num_requests(run: Observation) -> Ints:

@@ -10,6 +10,7 @@ import numpy as np
 
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.latencies import Latencies, seen_column
+from schedlab.sim.metrics.step_lengths import StepLengths
 from schedlab.sim.metrics.step_totals import StepTotals, step_totals
 from schedlab.sim.metrics.weighted import WeightedSample
 from schedlab.sim.record.columns import (
@@ -290,6 +291,22 @@ class Observation:
     def step_totals(self) -> StepTotals:
         """What the metrics of the engine need of `steps`."""
         return step_totals(self.step_batches())
+
+    @cached_property
+    def engine_busy_ns(self) -> Floats:
+        """For how long each engine had steps in flight in the time that `duration_s` is of.
+
+        Steps that begin before it or end after it count for what lies inside.
+        """
+        begin_ns, num = self.begin_ns, self.num_engines
+        end_ns = begin_ns + round(self.duration_s * _NS_PER_S)
+        busy_ns, lengths = np.zeros(num), StepLengths()
+        for some in batches(self._all_steps):
+            start_ns = np.clip(lengths.starts_ns(some), begin_ns, end_ns)
+            took_ns = np.clip(whole_numbers(some, "end_ns"), begin_ns, end_ns) - start_ns
+            engine = whole_numbers(some, "engine") if "engine" in some else np.zeros_like(took_ns)
+            busy_ns += np.bincount(engine, weights=took_ns, minlength=num)
+        return busy_ns
 
     @cached_property
     def _all_steps(self) -> Columns:

@@ -155,7 +155,7 @@ def fleet_run(*engines, **changes):
             "engine": whole(0, 1, 0), "num_decodes": whole(3, 5, 7),
             "prefill_tokens": whole(10, 100, 0),
         },
-        "step_ns": np.array([1e9, 2e9, 6e9]),
+        "engine_busy_ns": np.array([7e9, 2e9, 0.0]),
         "requests": {
             "id": whole(1, 2, 3, 4), "engine": whole(1, 1, 1, 0), "num_losses": whole(0, 2, 1, 0),
             "lost_tokens": whole(0, 40, 2, 0), "transferred_bytes": whole(5, 0, 7, 0),
@@ -199,7 +199,7 @@ def test_metrics_of_a_fleet_that_is_always_there_count_the_whole_run():
     assert (fleet.availability_share(run), fleet.mean_engines_up(run)) == (1.0, 3.0)
     assert math.isnan(fleet.cost_usd(fleet_run(engine(2, 36.0), engine(4, None))))
     alone = fleet_run(
-        requests={"id": whole(1, 2, 3, 4)}, num_engines=1, step_ns=np.array([1e9, 2e9]),
+        requests={"id": whole(1, 2, 3, 4)}, num_engines=1, engine_busy_ns=np.array([3e9]),
         steps={"num_decodes": whole(3, 5), "prefill_tokens": whole(10, 100)},
     )  # fmt: skip
     assert math.isnan(fleet.gpu_seconds(alone))
@@ -253,6 +253,25 @@ def test_length_of_a_step_is_told_to_the_nanosecond():
     start_ns, length_ns = 3 * 10**12, 2**24 + 1
     log.steps = lambda: {"start_ns": whole(start_ns), "end_ns": whole(start_ns + length_ns)}
     assert run.step_ns.tolist() == [length_ns]
+
+
+def test_busy_time_of_engines_in_a_window_is_of_what_lies_inside_of_steps():
+    # Steps from 1 to 2, 2 to 4.5 and 5 to 6 s; both ends of the window lie in one.
+    run, _ = observed(Window(*ns(1.5, 5.75)))
+    assert run.engine_busy_ns.tolist() == [(0.5 + 2.5 + 0.75) * 1e9, 0]
+    assert fleet.max_engine_busy_share(run) == pytest.approx(3.75 / 4.25)
+    # Of the whole run, which ends with the last answer, at 5 s.
+    run, _ = observed()
+    assert run.engine_busy_ns.tolist() == [3.5e9, 0]
+
+
+def test_busy_time_of_a_pipeline_counts_steps_that_overlap_once():
+    run, log = observed()
+    log.steps = lambda: {
+        "engine": whole(1, 0, 1, 1), "start_ns": ns(1, 1, 1.5, 4), "end_ns": ns(2, 2.5, 3, 4.5),
+        "stage_0_ns": ns(0.5, 0, 1, 0.5), "stage_1_ns": ns(0.5, 0, 0.5, 0),
+    }  # fmt: skip
+    assert run.engine_busy_ns.tolist() == [1.5e9, 2.5e9]
 
 
 def test_observation_of_a_whole_run_has_all_of_it():

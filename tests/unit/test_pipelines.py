@@ -504,6 +504,8 @@ def test_fleet_of_pipelines_counts_all_gpus_and_has_bubbles_of_pipelines_alone(t
     assert 0 < result.metric("pipeline_bubble_share") < 1
     busy = of_engines(result.observation())["busy (% of the run)"]
     assert ((busy > 50) & (busy <= 100)).all()
+    assert result.metric("min_engine_busy_share") == pytest.approx(busy.min() / 100)
+    assert result.metric("load_imbalance") == pytest.approx(busy.max() / busy.mean())
     assert busy.sum() == pytest.approx(300 * result.metric("busy_s") / (
         3 * result.metric("duration_s")
     ))  # fmt: skip
