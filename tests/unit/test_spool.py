@@ -21,3 +21,19 @@ def test_table_put_in_order_has_its_rows_and_ends_with_them(most, monkeypatch):
         [[7, 8, 9], [1, 2, 3]],
         [[4, 5, 6]],
     ]
+
+
+@pytest.mark.parametrize("num_written", range(6))
+def test_rows_of_a_table_in_file_and_memory_are_those_at_their_place(num_written):
+    rows = np.arange(12).reshape(6, 2)
+    table = Spool(2)
+    for piece in np.array_split(rows[:num_written], 2):
+        table.append(piece)
+    whole = table.followed_by(rows[num_written:])
+    assert whole.num_rows == 6
+    for start in range(6):
+        for stop in range(start + 1, 7):
+            assert whole.rows(start, stop).tolist() == rows[start:stop].tolist(), (start, stop)
+            assert whole.column(1, start, stop).tolist() == rows[start:stop, 1].tolist()
+    order = np.array([5, 0, 3, 3, 1])
+    assert whole.take(0, order).tolist() == (2 * order).tolist()
