@@ -1,5 +1,7 @@
 """KV capacity against what vLLM reported on real GPUs."""
 
+from dataclasses import replace
+
 import pytest
 
 from schedlab.sim.errors import SpecError
@@ -7,6 +9,7 @@ from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import (
     RUNTIME_RESERVE_BYTES,
     MemoryBudget,
+    activation_reserve_bytes,
     memory_budget,
 )
 from schedlab.sim.hardware.models import model
@@ -158,3 +161,26 @@ def test_memory_budget_of_a_pipeline_is_that_of_the_stage_with_the_fewest_blocks
 def test_memory_budget_of_a_pipeline_that_does_not_fit_names_the_stage():
     with pytest.raises(SpecError, match=r"does not fit on a100-80gb in stage 2 of 2: weights 65"):
         budget_of("llama-3-70b", "a100", pipeline_parallel_size=2, gpu_memory_utilization=0.8)
+
+
+@pytest.mark.parametrize(
+    ("num_dense_layers", "dense_width", "width"),
+    # Two experts of 100 and a shared one of 30, or a dense layer if there is one that is wider.
+    [(0, 999, 230), (1, 999, 999), (1, 229, 230), (0, 7, 230)],
+)
+def test_activations_of_a_mixture_of_experts_take_the_widest_layer_that_there_is(
+    num_dense_layers, dense_width, width
+):
+    mixture = replace(
+        model("mixtral-8x7b"),
+        intermediate_size=dense_width,
+        num_dense_layers=num_dense_layers,
+        moe_intermediate_size=100,
+        shared_intermediate_size=30,
+        experts_per_token=2,
+    )
+    reserved = activation_reserve_bytes(
+        mixture, max_num_batched_tokens=8, max_num_seqs=4, dtype="bf16", tensor_parallel_size=1
+    )
+    tokens = 8 * (4 * 4096 + 3 * width) * 2
+    assert reserved == RUNTIME_RESERVE_BYTES + tokens + 4 * 32_000 * (2 + 8)
