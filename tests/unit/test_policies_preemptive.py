@@ -396,8 +396,9 @@ def test_policy_that_is_not_told_who_ran_decides_as_if_it_were(name, knobs, stag
     assert runs[0] == runs[1]
 
 
-def test_fastserve_with_drafts_knows_whose_prompt_is_computed_again():
-    # Three tokens come out of a step, and memory is short: answers are recomputed in pieces.
+@pytest.mark.parametrize("most", [1, 2])
+def test_fastserve_with_drafts_knows_whose_prompt_is_computed_again(most):
+    # Several tokens come out of a step, and memory is short: answers are recomputed in pieces.
     seen = []
 
     class Watched(FastServe):
@@ -410,7 +411,7 @@ def test_fastserve_with_drafts_knows_whose_prompt_is_computed_again():
 
     config = EngineConfig(
         num_blocks=14, max_model_len=56, block_size=4, max_num_seqs=4, max_num_batched_tokens=12,
-        num_speculative_tokens=2,
+        num_speculative_tokens=most,
     )  # fmt: skip
     gpu = SpeculativeExecutor(
         Pricing(laws.LinearCost(1000, 10, 1)), config, DrawnAcceptance([1.0], 0.0, seed=0),
