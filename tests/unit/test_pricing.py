@@ -100,13 +100,14 @@ def test_estimate_of_steps_that_never_fall_asks_for_the_last_alone():
     assert cost.asked == [1]
 
 
-def test_estimate_by_a_chunk_is_that_of_the_step_with_it_overhead_included():
+@pytest.mark.parametrize("chunks", [(), ((7, 0),)])
+def test_estimate_by_a_chunk_is_that_of_the_step_with_it_overhead_included(chunks):
     pricing = Pricing(LinearCost(), OVERHEAD)
-    shape = BatchShape(2, 30, 20, ((7, 0),), rows_sampled=3, num_running=5)
+    shape = BatchShape(2, 30, 20, chunks, rows_sampled=3, num_running=5, num_waiting=7)
     price_ns = pricing.chunk_pricer(shape, 16)
     for tokens in (1, 40):
         assert price_ns(tokens) == pricing.estimate_ns(shape.with_chunk(tokens, 16))
-    with_chunk = replace(shape, chunks=((7, 0), (40, 16)), rows_sampled=4)
+    with_chunk = replace(shape, chunks=(*chunks, (40, 16)), rows_sampled=4)
     assert shape.with_chunk(40, 16) == with_chunk
 
 

@@ -275,8 +275,9 @@ def test_tokens_of_all_engines_decide_where_they_meet_and_own_ones_elsewhere():
     assert "gathered_tokens" not in model().validity
 
 
-def test_decode_steps_leave_the_table_one_by_one():
-    shape = BatchShape(2, 2 * 1020, 1020, rows_sampled=2, decode_context_min_tokens=1020)
+@pytest.mark.parametrize("n", [1, 2])
+def test_decode_steps_leave_the_table_one_by_one(n):
+    shape = BatchShape(n, n * 1020, 1020, rows_sampled=n, decode_context_min_tokens=1020)
     assert model().outside(shape, 5) == {}
     assert model().outside(shape, 8) == {"decode_context_tokens": range(5, 8)}
 
