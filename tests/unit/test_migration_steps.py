@@ -170,6 +170,7 @@ def test_stage_sends_what_was_computed_since_the_last_and_the_last_stops_the_req
     world.source.engine.requests.in_pipeline[state] = "a batch"
     world.migration.settle({0})
     world.source.engine.requests.in_pipeline.clear()
+    world.source.engine.requests.in_pipeline[9] = "a batch"  # of others, for whom it does not wait
     world.migration.settle({1})
     requests = world.target.engine.requests
     if outcome == "off":
