@@ -19,6 +19,7 @@ from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.kv_bytes import CopyTime
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
@@ -1056,3 +1057,46 @@ def test_request_without_a_seat_is_granted_one_only_when_what_is_loaded_is_there
     assert load["id"] == 3
     assert len(told) > 3
     assert log.requests()["first_scheduled_ns"][3] >= load["done_ns"] > max(told)
+
+
+class Holder:
+    """Who holds the bytes and times their copies: every second step waited, each for longer."""
+
+    times_copies = True
+
+    def __init__(self):
+        self.num_asked = 0
+        self.under_way = []
+
+    def open(self, kv):
+        pass
+
+    def reuse(self, state, num_tokens):
+        pass
+
+    def answered(self, state, names):
+        pass
+
+    def copy(self, number, copy, now_ns):
+        self.under_way.append(CopyTime(number, now_ns + 2, now_ns + 30))
+
+    def done(self, now_ns):
+        found = [one for one in self.under_way if one.done_ns <= now_ns]
+        self.under_way = [one for one in self.under_way if one.done_ns > now_ns]
+        return found
+
+    def take_wait_ns(self):
+        self.num_asked += 1
+        return self.num_asked * 7 * (self.num_asked % 2)
+
+
+def test_waits_that_only_who_holds_the_bytes_knows_are_those_of_their_steps():
+    gpu = SimExecutor(Pricing(LinearCost(1000, 10, 1)))
+    gpu.kv_bytes = Holder()
+    engine = Engine(config(fast_forward=False), ContinuousBatching(), gpu)
+    log = simulate(engine, [arrival(i, 500 * i, 20, 3 + i) for i in range(3)])
+    starts = log.steps()["start_ns"].tolist()
+    assert len(starts) > 4
+    waits = log.copies.wait_columns()
+    assert waits["start_ns"].tolist() == starts[::2]
+    assert waits["wait_ns"].tolist() == [7 * (i + 1) for i in range(0, len(starts), 2)]
