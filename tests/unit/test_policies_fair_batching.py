@@ -3,14 +3,17 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context. Blocks hold four tokens.
 """
 
+from random import Random
+
 import pytest
 
 from schedlab.policies import registry
+from schedlab.policies.slack_loop import _by_slack
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.request import Slo
+from schedlab.sim.request import RequestState, Slo
 from tests.laws import LinearCost, arrival, run, slow
 from tests.traced import Recorder, batches, limits
 from tests.unit.test_policies_ordering import served
@@ -154,3 +157,20 @@ def test_fair_batching_plans_ahead_where_nobody_who_waits_has_a_seat(seats, num_
     simulate(engine, work)
     # A prompt, all of its steps, and when all is done: for both at once, or one after the other.
     assert engine.num_plans == num_plans
+
+
+def test_prompts_under_way_and_in_the_queue_are_served_by_due_date_then_arrival_then_number():
+    # Few dates and arrivals, so that most are equal in one or both; numbers follow neither.
+    draw = Random(7)
+    for _ in range(40):
+        states, targets = [], {}
+        for number in draw.sample(range(99), 8):
+            arrival_ns, due_ns = draw.randrange(3), draw.randrange(3, 6)
+            state = RequestState(arrival(number, arrival_ns).request)
+            targets[state] = (arrival_ns, [due_ns - arrival_ns], 1.0, 1.0)
+            states.append((due_ns, arrival_ns, number, state))
+        cut = draw.randrange(9)
+        waiting = [state for *_, state in sorted(states[cut:])]
+        under_way = [state for *_, state in states[:cut]]
+        merged = list(_by_slack(under_way, waiting, targets))
+        assert merged == [state for *_, state in sorted(states)]
