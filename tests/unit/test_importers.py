@@ -157,6 +157,12 @@ def test_attention_table_is_of_plain_attention_and_of_decodes_of_a_token(tmp_pat
         "prefill_chunk": [1, 7], "prefill_key": [1.5, 3.5], "num_decodes": [2, 8],
         "kv_decode": [3, 9], "us": [10.5, 30.5],
     }  # fmt: skip
+    both = ["prefill_chunk", "kv_prefill", "prefill_tokens", "prefill_key", "n_decode", "kv_decode"]
+    write_csv(tmp_path / "attention.csv", [*both, "time_us"], [(1, 2, 3, 4.5, 5, 6, 7.5)])
+    assert _attention(tmp_path) == {
+        "prefill_chunk": [3], "prefill_key": [4.5], "num_decodes": [5], "kv_decode": [6],
+        "us": [7.5],
+    }  # fmt: skip
     older = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
     write_csv(tmp_path / "attention.csv", older, [(1, 2, 3, 4, 5.5), (6, 7, 8, 9, 10.5)])
     assert _attention(tmp_path) == {
