@@ -140,14 +140,18 @@ class BlockPool:
 
         `num_computed` of its tokens are there, for pools that keep what can be found again.
         """
-        seat = self._seats.pop(request_id, None)
-        if seat is None:
-            return
+        if request_id in self._seats:
+            self._free.extend(self._stand(request_id))
+
+    def _stand(self, request_id: int) -> list[int]:
+        """Take a request out of its seat and return the blocks that it holds, in order."""
+        seat = self._seats.pop(request_id)
         held = self._held[seat]
-        self._free.extend(self.tables[seat, :held].tolist())
+        blocks: list[int] = self.tables[seat, :held].tolist()
         self.tables[seat, :held] = DUMMY_BLOCK
         self._held[seat] = 0
         self._free_seats.append(seat)
+        return blocks
 
     def check(self, engine: Engine) -> None:
         """Prove that engine and pool agree, between two steps, or raise AssertionError.

@@ -21,7 +21,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, Steps, Work
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
-from schedlab.sim.request import Request, RequestState
+from schedlab.sim.request import DONE, Request, RequestState
 from schedlab.sim.speculation.recording import Drafts
 
 EstimateStepNs = Callable[[BatchShape, int], int]
@@ -158,7 +158,7 @@ class TorchExecutor(Executor):
         self._held.pop(state.id, None)
         if self.pool.holds(state.id):
             self.sequences.leave(state.request, self.pool.seat(state.id), state.num_tokens)
-            self.pool.release(state.id, state.num_computed_tokens)
+        self.pool.release(state.id, state.num_computed_tokens)
 
     def swapped_out(self, state: RequestState) -> None:
         """Note that a request's KV is to be copied to the host, before `released` comes."""
@@ -176,7 +176,14 @@ class TorchExecutor(Executor):
         self.runner.swap.swap_in(state.id, self.pool.blocks(state.id))
 
     def remove(self, state: RequestState) -> None:
-        """Forget a request that finished or was rejected, but for the tokens it generated."""
+        """Forget a request that finished or was rejected, but for the tokens it generated.
+
+        If its memory is kept for its session, that takes no seat.
+        """
+        if state.status is DONE and self.pool.holds(state.id):
+            assert self.kv_bytes is not None
+            self.sequences.leave(state.request, self.pool.seat(state.id), state.num_tokens)
+            self.kv_bytes.keep(state)
         self.sequences.forget(state.request)
         self.runner.swap.forget(state.id)
         if self.kv_bytes is not None:

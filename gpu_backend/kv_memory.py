@@ -187,6 +187,11 @@ class KVMemory:
         self._contents.answered(names, tokens[: len(names) * size].astype(np.int64))
         pool.name(state.id, (*prompt, *names))
 
+    def keep(self, state: RequestState) -> None:
+        """Let the memory of a request that is gone take no seat, until that is released."""
+        assert isinstance(self.pool, SharedBlockPool)
+        self.pool.keep(state.id)
+
     # -- copies --------------------------------------------------------------------------------
 
     def copy(self, number: int, copy: Copy, now_ns: int) -> None:

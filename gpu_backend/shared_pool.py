@@ -61,6 +61,7 @@ class SharedBlockPool(BlockPool):
         self._left_behind: dict[int, list[int]] = {}
         self._own: dict[int, list[int]] = {}
         self._set_aside: dict[int, list[int]] = {}
+        self._kept: dict[int, tuple[list[int], int]] = {}  # without a seat: and how many named
         self._doubles: list[tuple[int, int, int]] = []  # seat, place in its table, and name
 
     @property
@@ -160,14 +161,25 @@ class SharedBlockPool(BlockPool):
             self._free.append(own)
         self._doubles.clear()
 
+    def keep(self, request_id: int) -> None:
+        """Let a request hold its blocks without a seat, until it is released."""
+        self.merge_doubles()
+        self._kept[request_id] = self._stand_named(request_id)
+
+    def _stand_named(self, request_id: int) -> tuple[list[int], int]:
+        seat = self._seats[request_id]
+        named, self._num_named[seat] = self._num_named[seat], 0
+        return self._stand(request_id), named
+
     def release(self, request_id: int, num_computed: int = 0) -> None:
         """Give back a request's blocks and seat; what can be found again stays as it is."""
-        seat = self._seats.get(request_id)
-        if seat is None:
+        if request_id in self._kept:
+            blocks, named = self._kept.pop(request_id)
+        elif request_id in self._seats:
+            self.merge_doubles()
+            blocks, named = self._stand_named(request_id)
+        else:
             return
-        self.merge_doubles()
-        blocks = self.tables[seat, : self._held[seat]].tolist()
-        named = self._num_named[seat]
         for block in blocks[named - 1 :: -1] if named else ():
             self._holders[block] -= 1
             if not self._holders[block]:
@@ -182,16 +194,13 @@ class SharedBlockPool(BlockPool):
         self._free.extend(before)
         if kept:
             self._left_behind[request_id] = kept
-        self._held[seat] = len(blocks) - named - num_left
-        self.tables[seat, : self._held[seat]] = blocks[named + num_left :]
-        self.tables[seat, self._held[seat] :] = 0
-        self._num_named[seat] = 0
-        super().release(request_id)
+        self._free.extend(blocks[named + num_left :])
 
     def check(self, engine: Engine) -> None:
         """Prove that engine and pool agree, between two steps, or raise AssertionError."""
         held = {block for request_id in self._seats for block in self.blocks(request_id).tolist()}
-        held.update(*self._own.values(), *self._set_aside.values())
+        kept = self._kept
+        held.update(*self._own.values(), *self._set_aside.values(), *[b for b, _ in kept.values()])
         others = [
             *self._free,
             *self._idle,
@@ -203,9 +212,13 @@ class SharedBlockPool(BlockPool):
         counted = engine.kv.num_blocks - engine.kv.free_blocks
         assert len(held) <= counted, f"{len(held)} blocks held, the engine counts {counted}"
         holders = dict.fromkeys(self._name_of, 0)
-        for request_id, seat in self._seats.items():
-            assert self._num_named[seat] == self.ledger.num_named(request_id), "a name is missing"
-            for block in self.tables[seat, : self._num_named[seat]].tolist():
+        named = {i: self.blocks(i)[: self._num_named[seat]] for i, seat in self._seats.items()}
+        named |= {
+            i: np.array(blocks[:count], dtype=np.int64) for i, (blocks, count) in kept.items()
+        }
+        for request_id, blocks in named.items():
+            assert len(blocks) == self.ledger.num_named(request_id), "a name is missing"
+            for block in blocks.tolist():
                 holders[block] += 1
         assert holders == self._holders, "holders are off"
         assert {b for b, n in holders.items() if not n} == set(self._idle), "idle blocks are off"

@@ -12,6 +12,7 @@ from schedlab.gpu_backend.executor import TorchExecutor
 from schedlab.gpu_backend.kv_memory import KVMemory
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.kv_bytes import Copy, CopyTime
+from schedlab.sim.request import DONE, Status
 
 LIMITS = EngineConfig(num_blocks=8, max_model_len=32, block_size=4)
 
@@ -213,7 +214,9 @@ def executor(has_tiers=False, has_memory=True):
     return made, log
 
 
-STATE = SimpleNamespace(id=3, request="request", num_computed_tokens=9, num_tokens=10)
+STATE = SimpleNamespace(
+    id=3, request="request", num_computed_tokens=9, num_tokens=10, status=Status.HELD
+)
 
 
 def test_request_that_is_swapped_in_has_memory_for_what_is_computed_and_is_told_of():
@@ -243,6 +246,15 @@ def test_request_that_is_removed_is_forgotten_everywhere():
     made, log = executor(has_memory=False)
     made.remove(STATE)
     assert log == gone
+
+
+def test_request_whose_memory_is_kept_gives_up_its_seat_when_it_is_answered():
+    made, log = executor()
+    kept = SimpleNamespace(**{**vars(STATE), "status": DONE})
+    made.remove(kept)
+    left = [("pool.seat", 3), ("sequences.leave", "request", 4, 10), ("memory.keep", kept)]
+    gone = [("sequences.forget", "request"), ("swap.forget", 3), ("memory.forget", 3)]
+    assert [call for call in log if call[0] != "pool.holds"] == left + gone
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])

@@ -322,6 +322,35 @@ def test_later_turns_find_what_was_answered_to_earlier_ones(memory):
     assert generated(executor, work) == alone(work, prompt_ids=prompts)
 
 
+def using_tools(work):
+    """Let two turns of three end in a call of a tool."""
+    return [
+        replace(a, turn=a.turn._replace(tool="search" if a.request.id % 3 else None)) for a in work
+    ]
+
+
+@pytest.mark.parametrize("seats", [2, slow(3)])
+@pytest.mark.parametrize(
+    "memory", ["cache", slow("cache-and-swap"), slow("through"), slow("back"), slow("swap-to-tier")]
+)
+@pytest.mark.parametrize("policy", ["continuum", "infercept"])
+def test_memory_kept_for_a_session_takes_no_seat_and_is_found_again(policy, memory, seats):
+    options = {"default_ttl_s": 3e-5} if policy == "continuum" else {}
+    config = replace(MEMORY[memory], num_blocks=60, max_num_seqs=seats)
+    work = using_tools([a for i in range(4) for a in session(3 * i, 500 * i, 1_000 * i)])
+    simulated = laws.run(registry.make(policy, **options), work, config)
+    kept = []
+    real, executor = run_tiered(
+        registry.make(policy, **options), work, config, lane=LazyLane,
+        observer=lambda engine: kept.append(len(engine.requests.kept)),
+    )  # fmt: skip
+    assert max(kept) > 0
+    assert laws.difference(simulated, real, ("simulated", "real")) is None
+    assert laws.signature(simulated) == laws.signature(real)
+    assert real.requests()["prefix_hit_tokens"].sum() > 50
+    assert generated(executor, work) == alone(work, prompt_ids=executor.sequences._prompt_ids)
+
+
 def test_answers_that_go_by_one_name_and_differ_are_refused():
     def turn(i, name):
         request = Request(i, 0, 8, 1 << 20, session=str(i), prefix_hash_ids=(10 * i, 10 * i + 1))

@@ -164,6 +164,29 @@ def test_loaded_blocks_lie_behind_those_that_a_request_begins_with():
     assert len(pool.blocks(2)) == 4
 
 
+def test_request_whose_blocks_are_kept_needs_no_seat_until_it_is_released():
+    pool, known, _ = make()
+    known |= {10}
+    pool.name(0, [10])
+    pool.grow(0, 8)
+    pool.keep(0)
+    assert not pool.holds(0)
+    assert pool.num_used == 2
+    for other in (1, 2, 3):
+        pool.grow(other, 1)
+    pool.begin_with(9, [10])
+    assert pool.blocks(9).tolist() == pool.blocks_of([10]).tolist()
+    pool.ledger.num_named = {0: 1, 1: 0, 2: 0, 3: 0, 9: 1}.get
+    pool.check(engine_with(6, 1))
+    for one in (9, 1, 2, 3):
+        pool.release(one)
+    assert pool.num_used == 2
+    pool.release(0)
+    assert pool.num_used == 0
+    assert pool.blocks_of([10]).tolist() == [1]
+    pool.check(engine_with(6, 6))
+
+
 def engine_with(num_blocks, free_blocks):
     return SimpleNamespace(kv=SimpleNamespace(num_blocks=num_blocks, free_blocks=free_blocks))
 
