@@ -12,6 +12,7 @@ from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.sequences import Int64, Sequences
 from schedlab.gpu_backend.step_batch import StepBatch, launch_order
 from schedlab.sim.core.executor import Work
+from schedlab.sim.errors import SchedlabError
 from schedlab.sim.request import RequestState
 from schedlab.sim.rng import stream
 
@@ -159,6 +160,11 @@ class BatchBuilder:
             if num_sampled[-1]:
                 states.append(state)
         batch = self._next_batch()
+        if len(seats) > batch.layout.max_num_seqs:
+            raise SchedlabError(
+                f"a step of {len(seats)} rows, {len(held)} of them of finished requests, and the "
+                f"device has room for {batch.layout.max_num_seqs}; raise engine.max_num_seqs"
+            )
         all_seats, before, new = np.array(seats), np.array(contexts), np.array(num_new)
         order = launch_order(before, new)
         batch.fill(

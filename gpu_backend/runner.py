@@ -49,6 +49,9 @@ class ModelRunner:
         Capture CUDA graphs of decode steps (on a CUDA device only).
     tier_files : sequence of BinaryIO
         Where tiers below the host's memory lie, one each (`file_blocks.open_block_file`).
+    max_rows : int, optional
+        Most sequences of a step, with those of finished requests of a sealed batch, which are
+        computed beside `max_num_seqs` others where more may be resident; `max_num_seqs` by default.
 
     Attributes
     ----------
@@ -74,6 +77,7 @@ class ModelRunner:
         temperature: float = 0.0,
         use_graphs: bool = True,
         tier_files: Sequence[BinaryIO] = (),
+        max_rows: int | None = None,
     ) -> None:
         shape = decoder.config.shape
         weight = decoder.weights.embedding
@@ -98,11 +102,12 @@ class ModelRunner:
             self.host.allocate()
         self.swap = SwapSpace(self.host)
         # Static batching may pad prompts, and rows of held requests, beyond the token budget.
-        max_tokens = config.max_num_batched_tokens + config.max_model_len + config.max_num_seqs
+        rows = max(config.max_num_seqs, max_rows or 0)
+        max_tokens = config.max_num_batched_tokens + config.max_model_len + rows
         max_blocks = -(-config.max_model_len // config.block_size)
         # A decode samples its own successor and that of each drafted token.
-        max_samples = config.max_num_seqs * (1 + config.num_speculative_tokens)
-        self.layout = StepLayout(max_tokens, config.max_num_seqs, max_blocks, max_samples)
+        max_samples = rows + config.max_num_seqs * config.num_speculative_tokens
+        self.layout = StepLayout(max_tokens, rows, max_blocks, max_samples)
         self.device_ns = 0
         self._num_samples = 0
         self._graphs: DecodeGraphs | None = None
@@ -191,6 +196,7 @@ def open_runner(
     temperature: float = 0.0,
     use_graphs: bool = True,
     tier_folders: Sequence[Path | None] = (),
+    max_rows: int | None = None,
 ) -> ModelRunner:
     """Put a model and its KV cache on a device.
 
@@ -215,6 +221,8 @@ def open_runner(
     tier_folders : sequence of Path or None
         Where files lie that hold the tiers of `config` below the first one, in order; whatever is
         missing, or None, stands for the system's temporary directory.
+    max_rows : int, optional
+        See `ModelRunner`.
 
     Raises
     ------
@@ -250,7 +258,7 @@ def open_runner(
     )
     return ModelRunner(
         Decoder(decoder, loaded, ops, config.max_model_len), config, temperature, use_graphs,
-        files,
+        files, max_rows,
     )  # fmt: skip
 
 

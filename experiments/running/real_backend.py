@@ -112,7 +112,7 @@ def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
     torch.set_num_threads(real.threads)
     runner = _runner(
         spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
-        real.temperature, real.cuda_graphs, _tier_folders(spec),
+        real.temperature, real.cuda_graphs, _tier_folders(spec), spec.engine.max_num_resident,
     )  # fmt: skip
     executor: TorchExecutor
     if (speculation := point.speculation) is None:
@@ -177,6 +177,7 @@ def _runner(
     temperature: float,
     use_graphs: bool,
     tier_folders: tuple[Path | None, ...],
+    max_rows: int | None,
 ) -> ModelRunner:
     """Load weights and allocate the cache once for all runs of a comparison."""
     from schedlab.gpu_backend.runner import open_runner
@@ -192,6 +193,7 @@ def _runner(
         temperature=temperature,
         use_graphs=use_graphs,
         tier_folders=tier_folders,
+        max_rows=max_rows,
     )
 
 

@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.experiments.running.run import run  # noqa: E402
+from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.gpu_backend.clock import ModelledClock, VirtualClock  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
 from schedlab.policies import registry  # noqa: E402
@@ -118,6 +120,29 @@ def test_held_requests_of_a_static_batch_are_computed_along():
     log, executor = run_real(policy, workload(gap_ns=0))
     assert log.steps()["padding_tokens"].sum() > 0
     assert any(s.shape.padding_context_tokens for s in executor.steps)
+
+
+@pytest.mark.parametrize("policy", ["static", "prompt_buckets"])
+def test_sealed_batch_of_more_residents_than_rows_runs_on_the_device_as_simulated(policy):
+    data = {
+        "name": "sealed", "model": "schedlab-tiny", "hardware": "cpu", "policy": policy,
+        "real": {"clock": "modelled"},
+        "engine": {
+            "dtype": "fp32", "num_gpu_blocks_override": 64, "block_size": 4, "max_num_seqs": 2,
+            "max_num_resident": 6, "max_num_batched_tokens": 64, "max_model_len": 64,
+        },
+        "workload": {
+            "prompt_tokens": 8, "output_tokens": {"distribution": "uniform", "low": 1, "high": 12},
+            "num_requests": 12, "request_rate": float("inf"),
+        },
+    }  # fmt: skip
+    simulated = run(make_spec(data | {"backend": "sim"}))
+    measured = run(make_spec(data | {"backend": "real"}))
+    steps = measured.log.steps()
+    assert (steps["num_decodes"] + steps["padding_tokens"]).max() > 3
+    for name, column in simulated.log.steps().items():
+        assert steps[name].tolist() == column.tolist(), name
+    assert measured.requests["finish_ns"].tolist() == simulated.requests["finish_ns"].tolist()
 
 
 def test_greedy_tokens_are_the_most_likely_ones_of_full_attention(alone):
