@@ -15,8 +15,9 @@ from schedlab.gpu_backend.sequences import Int64
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import Work
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
-from schedlab.sim.core.speculative_executor import Drafter
+from schedlab.sim.core.speculative_executor import Drafter, estimate_with_drafts
 from schedlab.sim.core.track import SpeculatingState, most_drafts, one_ahead
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import Request, RequestState
 
 
@@ -42,7 +43,7 @@ class SpeculatingExecutor(TorchExecutor):
     lookup : PromptLookup
         How drafts are looked up.
     modelled_drafter : Drafter, optional
-        What a look-up takes by the modelled clock; nothing by default.
+        What a look-up takes by the modelled clock, and as policies are told; nothing by default.
 
     Attributes
     ----------
@@ -96,6 +97,11 @@ class SpeculatingExecutor(TorchExecutor):
         drafted = self._draft(self.pool.seat(state.id), context + 1, most)
         self._drafted[state.id] = max(drafted, self._drafted.get(state.id, 0))
         state.track = one_ahead(self._config, state, drafted)
+
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
+        """Answer with verification and drafting, as the simulation does."""
+        estimate_ns = super().estimate_step_ns
+        return estimate_with_drafts(estimate_ns, self._modelled_drafter, shape, num_steps)
 
     def _draft(self, seat: int, num_tokens: int, most: int) -> int:
         """Write a draft behind the first `num_tokens` of a sequence; return its length."""

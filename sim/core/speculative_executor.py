@@ -181,13 +181,36 @@ class SpeculativeExecutor(SimExecutor):
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""
-        verified = shape.verification()
-        each = -(-shape.draft_tokens // shape.num_decodes) if shape.num_decodes else 0
-        drafting_ns = self._drafter.step_ns(
-            verified, shape.draft_tokens, [shape.num_decodes] * each
-        )
-        return self.pricing.estimate_ns(verified, num_steps) + drafting_ns
+        return estimate_with_drafts(self.pricing.estimate_ns, self._drafter, shape, num_steps)
 
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what `estimate_step_ns` says of a step with one more prefill, by its tokens."""
         return Executor.chunk_pricer(self, shape, context_tokens)
+
+
+def estimate_with_drafts(
+    estimate_ns: Callable[[BatchShape, int], int],
+    drafter: Drafter | None,
+    shape: BatchShape,
+    num_steps: int,
+) -> int:
+    """Price a step, or the longest of so many like it, for policies; both backends ask it.
+
+    Parameters
+    ----------
+    estimate_ns : callable
+        Prices steps of the model.
+    drafter : Drafter or None
+        What drafting takes; None where that is nothing.
+    shape : BatchShape
+        The step; its decodes share its drafts evenly.
+    num_steps : int
+        How many.
+    """
+    verified = shape.verification()
+    verifying_ns = estimate_ns(verified, num_steps)
+    if drafter is None:
+        return verifying_ns
+    each = -(-shape.draft_tokens // shape.num_decodes) if shape.num_decodes else 0
+    rows = [shape.num_decodes] * each
+    return verifying_ns + drafter.step_ns(verified, shape.draft_tokens, rows)

@@ -21,6 +21,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan_log import RecordingExecutor
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import Arrival, Request
 from schedlab.sim.result import RunResult
@@ -56,27 +57,31 @@ def requests(n=12, seed=0, gap_ns=40_000):
 def served(executor, config, policy="fcfs", arrivals=None):
     """Run a workload; return answers by request."""
     engine = Engine(
-        config, registry.make(policy), executor, observer=getattr(executor, "check", None)
+        config,
+        registry.make(policy) if isinstance(policy, str) else policy,
+        executor,
+        observer=getattr(executor, "check", None),
     )
     log = simulate(engine, arrivals or requests())
     check_conservation(engine)
     return engine, log
 
 
-def speculating(config, temperature=0.0):
+def speculating(config, temperature=0.0, drafter=None):
     runner = tiny_runner(config, FEW_WORDS, temperature)
     pricing = Pricing(LinearCost())
     return SpeculatingExecutor(
-        runner, config, ModelledClock(pricing), estimate_step_ns=pricing.estimate_ns, seed=3
-    )
+        runner, config, ModelledClock(pricing), estimate_step_ns=pricing.estimate_ns, seed=3,
+        modelled_drafter=drafter,
+    )  # fmt: skip
 
 
-def replaying(real, config, path):
+def replaying(real, config, path, drafter=None):
     """Return a simulation of the drafts that were verified on the device, which are kept there."""
     write_drafts(path, real.drafts)
     acceptance = RecordedAcceptance(path)
     return RecordingExecutor(
-        SpeculativeExecutor(Pricing(LinearCost()), config, acceptance, NgramDrafter(0.0))
+        SpeculativeExecutor(Pricing(LinearCost()), config, acceptance, drafter or NgramDrafter(0.0))
     )
 
 
@@ -107,6 +112,48 @@ def test_answers_with_drafts_are_those_without_in_fewer_steps(limits, temperatur
     drafted = sum(d for drafts in with_drafts.drafts.values() for d, _ in drafts)
     assert 50 < accepted < drafted
     assert len(with_drafts.steps) < len(plain.steps)
+
+
+SLOWLY = NgramDrafter(3e-7)
+"""Drafts that take their time, so that estimates without them are noticed."""
+
+
+@pytest.mark.parametrize("case", ["fair_batching", "qoserve", "magnus", "fastserve"])
+def test_policy_that_plans_by_step_times_is_told_the_same_of_drafts_on_the_device(case, tmp_path):
+    policy = make(case)
+    config = CONFIG.for_policy(policy.pauses, policy.seats_loaded)
+    config = replace(config, num_speculative_tokens=3)
+    work = [
+        replace(a, request=replace(a.request, predicted_tokens=float(a.output_tokens)))
+        for a in requests(gap_ns=900)
+    ]
+    real = speculating(config, drafter=SLOWLY)
+    device = RecordingExecutor(real)
+    _, log = served(device, config, make(case), work)
+    simulated = replaying(real, config, tmp_path / "drafts.jsonl", SLOWLY)
+    _, told = served(simulated, replace(config, fast_forward=False), make(case), work)
+    assert real.num_estimates > 0
+    assert laws.difference(told, log, ("simulated", "real")) is None
+    assert [(s.tokens, s.preempted) for s in device.steps] == [
+        (s.tokens, s.preempted) for s in simulated.steps
+    ]
+
+
+@pytest.mark.parametrize("drafter", [None, SLOWLY])
+def test_estimate_of_a_step_with_drafts_is_that_of_the_simulation(drafter):
+    config = replace(CONFIG, num_speculative_tokens=3)
+    real = speculating(config, drafter=drafter)
+    simulated = SpeculativeExecutor(
+        Pricing(LinearCost()), config, None, drafter or NgramDrafter(0.0)
+    )
+    shape = BatchShape(3, 60, 25, decode_context_min_tokens=15, rows_sampled=3, draft_tokens=7)
+    for asked in (shape, shape.with_chunk(9, 12), BatchShape(0, 0, 0, ((5, 0),), rows_sampled=1)):
+        assert real.estimate_step_ns(asked, 1) == simulated.estimate_step_ns(asked, 1)
+    assert real.estimate_step_ns(shape, 4) == simulated.estimate_step_ns(shape, 4)
+    in_real, in_simulated = real.chunk_pricer(shape, 12), simulated.chunk_pricer(shape, 12)
+    assert [in_real(n) for n in (1, 8, 30)] == [in_simulated(n) for n in (1, 8, 30)]
+    undrafted = replace(shape, draft_tokens=0)
+    assert real.estimate_step_ns(shape) > real.estimate_step_ns(undrafted)
 
 
 @pytest.mark.parametrize("limits", [CONFIG, TIGHT], ids=["roomy", "tight"])
