@@ -27,6 +27,14 @@ BAD_ROWS = [
     ("azure", AZURE + "2023-11-31 18:15:46,4,4", r":3: TIMESTAMP: "),
     ("azure", AZURE + "2023-11-16 18:15:46.67,4,4", r":3: arrives 0.01 s before the row above"),
     ("azure", AZURE + "\n2023-11-16 18:15:40,4,4", r":4: arrives 6.68 s before the row above"),
+    ("azure", AZURE + "2262-01-01 00:00:00,4,4", r":3: TIMESTAMP is '2262-01-01 .* 1678 to"),
+    ("azure", AZURE + "1677-12-31 23:59:59,4,4", r":3: TIMESTAMP is '1677-12-31 .* 1678 to"),
+    ("azure", AZURE + "2023-11-16 18:15:47,2147483648,4", r":3: 2147483648 prompt tokens, exp"),
+    ("azure", AZURE + "2023-11-16 18:15:47,4,9999999999", r":3: 9999999999 output tokens, exp"),
+    ("azure", AZURE.replace("\n", ",ContextTokens\n", 1), r":1: two columns are called 'Conte"),
+    ("schedlab", OWN.replace("\n", ",arrival_s\n", 1), r":1: two columns are called 'arrival_s'"),
+    ("mooncake", MOON.replace("[0, 1]", "{}"), r":1: block ids must be a list of integers"),
+    ("mooncake", MOON.replace("[0, 1]", "false"), r":1: block ids must be a list of integers"),
     ("azure", "", r"the file is empty"),
     ("azure", "\n\n", r"the file is empty"),
     ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n", r"no rows"),
@@ -125,6 +133,13 @@ def test_gzip_cut_short_raises_and_names_the_last_line(tmp_path):
     whole = gzip.compress(("arrival_s,prompt_tokens,output_tokens\n" + rows).encode())
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TraceError, match=r"after line \d+: the gzip file is damaged or cut short"):
+        read(path)
+
+
+def test_gzip_cut_before_a_line_was_read_raises_and_names_the_file_alone(tmp_path):
+    path = tmp_path / "cut.csv.gz"
+    path.write_bytes(gzip.compress(OWN.encode())[:-9])
+    with pytest.raises(TraceError, match=r"cut\.csv\.gz: the gzip file is damaged or cut short"):
         read(path)
 
 

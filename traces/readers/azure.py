@@ -26,6 +26,9 @@ _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(Z|([+-])(\d\d):?(\d\d))?\s*", re.ASCII
 )
 
+_FIRST_YEAR, _LAST_YEAR = "1678", "2262"
+"""Of 64-bit nanoseconds around 1970, but for parts of a year at both ends."""
+
 
 def _sniff(peek: Peek) -> bool:
     return peek.kind == "csv" and set(COLUMNS) <= set(peek.names)
@@ -64,6 +67,11 @@ def _epoch_ns(stamps: tuple[str, ...], records: Records) -> Int64:
                 "'YYYY-MM-DD hh:mm:ss.fffffff' (up to 9 decimals, optional zone)"
             )
         local.append(match[1])
+        if not _FIRST_YEAR <= match[1][:4] < _LAST_YEAR:
+            raise TraceError(
+                f"{records.at(i)}: TIMESTAMP is {stamps[i]!r}, and times are counted in "
+                f"nanoseconds from {_FIRST_YEAR} to before {_LAST_YEAR}"
+            )
         sign = match[3]
         offset_s.append(
             0 if sign is None else int(f"{sign}1") * (int(match[4]) * 3600 + int(match[5]) * 60)

@@ -17,7 +17,7 @@ import numpy as np
 from schedlab.sim.errors import TraceError
 from schedlab.traces.linking import NOBODY, linked
 from schedlab.traces.read_report import ReadReport
-from schedlab.traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
+from schedlab.traces.readers.cells import block_ids, given_ids, nanoseconds, texts, whole_numbers
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
 from schedlab.traces.readers.trace_builder import TraceBuilder
@@ -69,9 +69,9 @@ def _rows(path: Path, options: ReadOptions, chats: list[tuple[int, int]]) -> Ite
     root_of: dict[int, int] = {}
     for records in jsonl_records(path, COLUMNS, options.chunk_rows):
         columns = {name: [r[name] for r in records.values] for name in COLUMNS}
-        hashes = [r.get("hash_ids") or [] for r in records.values]
+        hashes = given_ids([r.get("hash_ids") for r in records.values])
         prefix = None
-        if any(hashes):
+        if hashes is not None:
             builder.note(f"hash_ids: {BLOCK_TOKENS}-token prompt blocks, chained by the reader")
             block_ids(hashes, BLOCK_TOKENS, records)
             prefix = block_ids([_chained(ids) for ids in hashes], BLOCK_TOKENS, records)

@@ -161,6 +161,12 @@ def valid_texts(values: Sequence[str]) -> tuple[list[str], int]:
     return repaired, changed
 
 
+def given_ids(values: Sequence[Any]) -> list[Any] | None:
+    """Return the block ids of each row, none where the cell is empty; `None` if no row has any."""
+    rows = [[] if absent(value) else value for value in values]
+    return rows if any(row != [] for row in rows) else None
+
+
 def block_ids(rows: Sequence[Any], block_tokens: int, records: Records) -> PrefixHashes:
     """Return the prefix hashes of the rows.
 

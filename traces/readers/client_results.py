@@ -21,13 +21,12 @@ from schedlab.sim.sums import in_order
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import JSON_ERRORS, Peek, Records, open_text, readable
-from schedlab.traces.readers.trace_builder import TraceBuilder
+from schedlab.traces.readers.trace_builder import MOST_TOKENS, TraceBuilder
 from schedlab.traces.trace import Trace
 
 _NO_ANSWER = "failed or not finished when it was recorded"
 _WITHOUT_REQUESTS = {"request_throughput", "total_input_tokens"}
 """Keys that vLLM's results have with and without --save-detailed."""
-_MOST_TOKENS = 2**31
 _LATEST_S = 4e9
 """Seconds since 1970 until 2096; differences then fit 64 bits of nanoseconds."""
 
@@ -182,7 +181,7 @@ def _result(
     sent: object, prompt: object, output: object, first: object, last: object, at: str
 ) -> ClientResult:
     for name, count in (("prompt", prompt), ("output", output)):
-        if type(count) is not int or not 0 < count < _MOST_TOKENS:
+        if type(count) is not int or not 0 < count < MOST_TOKENS:
             raise TraceError(f"{at}: {name} tokens must be a whole number above 0, got {count!r}")
     sent_s = _seconds(sent, "start", at)
     first_s = _seconds(first, "first token", at)

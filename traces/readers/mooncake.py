@@ -11,7 +11,7 @@ from pathlib import Path
 
 from schedlab.sim.errors import TraceError
 from schedlab.traces.read_report import ReadReport
-from schedlab.traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
+from schedlab.traces.readers.cells import block_ids, given_ids, nanoseconds, texts, whole_numbers
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
 from schedlab.traces.readers.trace_builder import TraceBuilder
@@ -38,13 +38,13 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
     block_tokens: int | None = None
     for records in jsonl_records(path, COLUMNS, options.chunk_rows):
         columns = {name: [r[name] for r in records.values] for name in COLUMNS}
-        hashes = [r.get("hash_ids") for r in records.values]
+        hashes = given_ids([r.get("hash_ids") for r in records.values])
         sessions = [r.get("session_id") for r in records.values]
         prefix = None
-        if any(hashes):
+        if hashes is not None:
             block_tokens = block_tokens or _block_tokens(columns["input_length"], hashes, records)
             builder.note(f"hash_ids: one a {block_tokens}-token prompt block, the last one partial")
-            prefix = block_ids([ids or [] for ids in hashes], block_tokens, records)
+            prefix = block_ids(hashes, block_tokens, records)
         trace = builder.trace(
             records,
             arrival_ns=nanoseconds(columns["timestamp"], 1_000_000, "timestamp", records),
@@ -58,7 +58,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
     yield builder.finish()
 
 
-def _block_tokens(lengths: list[int], hashes: list[list[int] | None], records: Records) -> int:
+def _block_tokens(lengths: list[int], hashes: list[list[int]], records: Records) -> int:
     """Return the block size that explains the number of ids of the first row that tells."""
     for i, (length, ids) in enumerate(zip(lengths, hashes, strict=True)):
         if not isinstance(ids, list) or not isinstance(length, int) or not ids:

@@ -148,7 +148,8 @@ def csv_records(
     Raises
     ------
     TraceError
-        If a required column is missing, or a row has another number of cells than the header.
+        If a required column is missing, two have the same name, or a row has another number of
+        cells than the header.
     """
     csv.field_size_limit(MAX_CELL_CHARS)
     with open_text(path) as text:
@@ -160,6 +161,9 @@ def csv_records(
                 raise TraceError(f"{path}: the file is empty")
             names = tuple(name.strip() for name in header)
             _check_columns(path, reader.line_num, names, required)
+            for place, name in enumerate(names):
+                if name and name in names[:place]:
+                    raise TraceError(f"{path}:{reader.line_num}: two columns are called {name!r}")
             chunk = Records(path)
             for row in reader:
                 where[0] = reader.line_num
@@ -236,7 +240,7 @@ class readable:  # noqa: N801 - reads as a verb in `with readable(path, where):`
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Translate a decoding, gzip or CSV error."""
-        after = f"{self.path}: after line {self.where[0]}"
+        after = f"{self.path}: after line {self.where[0]}" if self.where[0] else f"{self.path}"
         if isinstance(error, UnicodeDecodeError):
             raise TraceError(f"{after}: not UTF-8 text ({error.reason})") from None
         if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error):

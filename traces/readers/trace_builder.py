@@ -16,6 +16,9 @@ from schedlab.traces.row_error import RowError
 from schedlab.traces.trace import Int64, Trace
 from schedlab.traces.turns import Turns
 
+MOST_TOKENS = 2**31
+"""No request has so many tokens of a prompt or an answer."""
+
 Column = npt.NDArray[Any] | PrefixHashes | Turns
 
 
@@ -120,6 +123,9 @@ class TraceBuilder:
             row = int(np.argmax(tokens < lowest))
             hint = " (drop_empty leaves such rows out)" if tokens[row] == 0 else ""
             raise TraceError(f"{records.at(row)}: {tokens[row]} {name}, expected >= 1{hint}")
+        if tokens.max() >= MOST_TOKENS:
+            row = int(np.argmax(tokens >= MOST_TOKENS))
+            raise TraceError(f"{records.at(row)}: {tokens[row]} {name}, expected less than 2^31")
         keep: npt.NDArray[np.bool_] = tokens >= 1
         return keep
 
