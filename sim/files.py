@@ -51,9 +51,11 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
 
 

@@ -1,5 +1,6 @@
 """Results appear whole or not at all, and destroy nothing that is not theirs."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from schedlab.experiments.results.results_folder import (
     tidy_up_after_the_killed,
 )
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import replacing
 
 
 def write(folder, text):
@@ -51,6 +53,19 @@ def test_replacing_folder_when_the_block_raises_keeps_the_old(tmp_path, error):
         fail()
     assert (tmp_path / "out" / "inner" / "a.txt").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def fill_the_disk(path):
+    with replacing(path) as temporary:
+        temporary.write_text("a part")
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+
+def test_file_that_a_full_disk_has_no_room_for_is_named(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device: '.*steps\.parquet'") as raised:
+        fill_the_disk(tmp_path / "steps.parquet")
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_replacing_folder_accepts_an_empty_folder(tmp_path):
