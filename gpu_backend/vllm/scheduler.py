@@ -99,7 +99,6 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         self._builder = VllmPlanBuilder(self.plan_requests)
         self._last_plan: BatchPlan | None = None
         self._blocked: list[RequestState] = []
-        self._plans_ahead = config.async_scheduling
         self._rejected: list[Any] = []
         self._preempted: set[str] = set()
         if self._policy.on_start is not None:
@@ -170,10 +169,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
                     "predicted_tokens in extra_args['schedlab'] (over HTTP in vllm_xargs)"
                 )
                 self._reject(request, f"policy {self._name} {what}")
-            elif request.status == RequestStatus.WAITING and not self._plans_ahead:
-                self.plan_requests.enqueue(state, now_ns)
             else:
-                # A policy hears of the end of the last step first, or the grammar is not ready.
+                # A policy hears of the end of the last step first; or its grammar is not ready.
                 self._blocked.append(state)
 
     def _reject(self, request: Any, reason: str) -> None:  # noqa: ANN401 - vLLM's
@@ -268,7 +265,10 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         policy, requests = self._policy, self.plan_requests
         finished = requests.look(now_ns)
         left = requests.forget_the_gone(now_ns)
-        gone = [s for s in left if s.last_token_ns < 0 and s.status is not Status.REJECTED]
+        gone = [
+            s for s in left
+            if s.last_token_ns < 0 and s.status is not Status.REJECTED and s not in self._blocked
+        ]  # fmt: skip
         for state in (*finished, *gone):
             state.last_token_ns = now_ns
             if policy.on_finish is not None:

@@ -401,7 +401,7 @@ def scheduler(ours):
     """A scheduler of our class at 70 ns that has not asked a server for anything."""
     found = object.__new__(ours.scheduler.PolicyScheduler)
     found.requests, found._policy, found.plan_requests = {}, Policy(), Population()
-    found._blocked, found._rejected, found._plans_ahead = [], [], False
+    found._blocked, found._rejected = [], []
     found._last_plan, found._pause_state = None, "no"
     found._engine, found._view = SimpleNamespace(now_ns=0), None
     found._builder = SimpleNamespace(reset=lambda now_ns: None, plan=None)
@@ -417,19 +417,12 @@ def sent(number, status="waiting", client=0):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("status", "ahead", "queued"),
-    [("waiting", False, [(3, 70)]), ("waiting", True, []), ("grammar", False, [])],
-)
-def test_request_waits_with_the_policy_at_once_unless_it_has_to_hear_of_more(
-    scheduler, status, ahead, queued
-):
-    scheduler._plans_ahead = ahead
-    scheduler.add_request(sent(3, status))
-    assert scheduler.plan_requests.queued == queued
-    assert [state.id for state in scheduler._blocked] == ([] if queued else [3])
-    scheduler.add_request(sent(3, status))
-    assert len(scheduler.plan_requests.queued) + len(scheduler._blocked) == 1, "it is known"
+@pytest.mark.parametrize("status", ["waiting", "grammar"])
+def test_request_waits_with_the_policy_once_that_has_heard_of_the_last_step(scheduler, status):
+    for _ in range(2):
+        scheduler.add_request(sent(3, status))
+        assert scheduler.plan_requests.queued == []
+        assert [state.id for state in scheduler._blocked] == [3], "it is known"
 
 
 def test_request_without_a_prediction_that_the_policy_needs_is_rejected_and_its_client_told(
@@ -465,7 +458,9 @@ def test_policy_hears_once_of_who_is_answered_or_aborted_and_not_of_the_rejected
     rejected.status = Status.REJECTED
     known.last_token_ns = 60
     scheduler.plan_requests.finished = [done]
-    scheduler.plan_requests.left = [aborted, rejected, known]
+    unheard = RequestState(arrival(4).request)
+    scheduler._blocked = [unheard]
+    scheduler.plan_requests.left = [aborted, rejected, known, unheard]
     scheduler._last_plan = plan_of(chunks=((done, 2),))
     scheduler._tell(80)
     assert scheduler._policy.heard == [(0, 80), (1, 80), ("tokens", 1, 80)]
@@ -1175,7 +1170,7 @@ def test_request_of_a_replay_is_known_with_its_answer_when_it_is_sent(writer):
     assert (writer.at_ns, writer.now_ns()) == (80, 80)
     ((name, state, output_tokens),) = writer.log.told
     assert (name, state.request, output_tokens) == ("sent", one.request, 6)
-    assert writer.plan_requests.queued == [(3, 80)]
+    assert [waits.id for waits in writer._blocked] == [3]
 
 
 def test_request_that_a_replay_turns_away_is_written_down_and_makes_room(writer):

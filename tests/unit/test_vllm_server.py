@@ -3,6 +3,7 @@
 The stand-in keeps blocks, counts tokens and ends requests as vLLM does; every step takes 1 us.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -194,7 +195,8 @@ def test_policy_in_vllm_decides_as_in_a_simulation(ours, monkeypatch, policy, li
     scheduler.seen, scheduler.now_ns = lambda request: request.seen, lambda: server.now_ns
     served = server.serve(work())
     log = laws.run(
-        registry.make(policy, **POLICIES[policy]), work(), scheduler.engine_config,
+        registry.make(policy, **POLICIES[policy]), work(),
+        replace(scheduler.engine_config, arrivals_between_steps=True),
         laws.LinearCost(STEP_NS, 0, 0), prove=False,
     )  # fmt: skip
     rows = log.requests()

@@ -95,6 +95,7 @@ def draw(seed: int, switches: dict[str, bool], has_watermark: bool) -> Workload:
         scheduler_reserve_full_isl=rng.random() < 0.5,
         enable_prefix_caching=rng.random() < 0.6,
         async_scheduling=rng.random() < 0.5,
+        arrivals_between_steps=True,
         **switches,
     )
     policy = rng.choice(("fcfs", "priority"))
