@@ -55,7 +55,6 @@ def preemption_loss_at_tail(run: Observation, latency: Literal["tpot", "e2el"] =
             run.requests["generated_tokens"][done].astype(np.int64) - 1, 1
         )
     tail = slow >= np.percentile(slow, 99)
-    lost = run.preemptions
     ids, first_ns, finish_ns = (
         whole_numbers(run.requests, name)[done][tail]
         for name in ("id", "first_token_ns", "finish_ns")
@@ -65,4 +64,4 @@ def preemption_loss_at_tail(run: Observation, latency: Literal["tpot", "e2el"] =
     of = order[np.searchsorted(ids, lost["id"], sorter=order)]
     since_ns = np.maximum(whole_numbers(lost, "evicted_ns"), first_ns[of])
     away_ns = np.maximum(whole_numbers(lost, "resumed_ns") - since_ns, 0)
-    return ratio(float(away_ns.sum()) / 1e6, float((finish_ns - first_ns).sum()) / 1e6)
+    return ratio(float(away_ns.sum()), float((finish_ns - first_ns).sum()))
