@@ -201,6 +201,9 @@ _TABLE = {
              "blackwell-rtx",
              "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (memory), "
              "RTX Blackwell PRO whitepaper, Workstation Edition (arithmetic)"),
+        _gpu("rtx-pro-6000-workstation", 94.97, 1792, _tensor(503.8, 1007.6, 1007.6, 2015.2), 64,
+             64, 188, "blackwell-rtx",
+             "RTX Blackwell PRO whitepaper, RTX PRO 6000 Workstation Edition"),
         # Not a GPU and no datasheet: one core of a server, so that the real backend's CPU path can
         # be named. Only a measured profile says what such a machine does.
         _gpu("cpu", 8.0, 10, {"fp32": 0.05, "bf16": 0.05, "fp16": 0.05}, 10, 10, 1, "processor",
@@ -228,7 +231,7 @@ _ALIASES = {
     "rtxpro6000": "rtx-pro-6000",
     "rtx-pro-6000-blackwell": "rtx-pro-6000",
     "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000",
-    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000-workstation",
     # As drivers name those of the table, where that is not one of the above.
     "a100-pcie-40gb": "a100-40gb-pcie",
     "a100-sxm4-40gb": "a100-40gb",

@@ -58,7 +58,7 @@ PRODUCTS = {
     "NVIDIA H200": "h200", "NVIDIA B200": "b200", "NVIDIA L4": "l4", "NVIDIA L40S": "l40s",
     "NVIDIA A10": "a10", "NVIDIA RTX A6000": "rtx-a6000", "NVIDIA GeForce RTX 4090": "rtx-4090",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000",
-    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000-workstation",
 }  # fmt: skip
 
 
