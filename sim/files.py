@@ -56,7 +56,26 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
         if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise_as_called(error, temporary, path)
         raise
+
+
+def raise_as_called(error: BaseException, temporary: Path, path: Path) -> None:
+    """Raise an error of the system that names a temporary file by what this was to be called.
+
+    Parameters
+    ----------
+    error : BaseException
+        What happened; nothing is raised if it names no such file.
+    temporary, path : Path
+        A file or folder as it was written, and as it would have been called in the end.
+    """
+    if not (isinstance(error, OSError) and error.errno and isinstance(error.filename, str)):
+        return
+    named = Path(error.filename)
+    if named.is_relative_to(temporary):
+        meant = path / named.relative_to(temporary)
+        raise OSError(error.errno, os.strerror(error.errno), str(meant)) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.files import raise_as_called, read_json_object, write_text
 
 MARKER = ".schedlab.json"
 """Lists what schedlab wrote into a folder: such a folder, and nothing else in it, is replaced."""
@@ -104,13 +104,14 @@ def replacing_folder(
             _discard(old)
             with suppress(FileNotFoundError):
                 folder.rename(old)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
         if is_first:
             with suppress(OSError):  # another run has begun to use it
                 folder.parent.rmdir()
         if old.exists() and not _moved(old, folder):
             _discard(old)
+        raise_as_called(error, new, folder)
         raise
     finally:
         if lock is not None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -55,16 +56,20 @@ def test_replacing_folder_when_the_block_raises_keeps_the_old(tmp_path, error):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def fill_the_disk(path):
-    with replacing(path) as temporary:
-        temporary.write_text("a part")
-        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+@pytest.mark.parametrize("names_what_it_wrote", [False, True])
+def test_file_that_a_full_disk_has_no_room_for_is_named_as_it_was_to_be(
+    tmp_path, names_what_it_wrote
+):
+    def fill_the_disk():
+        with replacing_folder(tmp_path / "out") as new, replacing(new / "steps.parquet") as part:
+            part.write_text("a part")
+            named = str(part) if names_what_it_wrote else None
+            raise OSError(errno.ENOSPC, "Error writing bytes to file", named)
 
-
-def test_file_that_a_full_disk_has_no_room_for_is_named(tmp_path):
-    with pytest.raises(OSError, match=r"No space left on device: '.*steps\.parquet'") as raised:
-        fill_the_disk(tmp_path / "steps.parquet")
-    assert raised.value.errno == errno.ENOSPC
+    path = tmp_path / "out" / "steps.parquet"
+    told = f"[Errno {errno.ENOSPC}] No space left on device: '{path}'"
+    with pytest.raises(OSError, match=re.escape(told)):
+        fill_the_disk()
     assert list(tmp_path.iterdir()) == []
 
 
