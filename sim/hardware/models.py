@@ -206,6 +206,14 @@ _UNSUPPORTED_NAMES = {
     "qwen3-next": "qwen3_next",
 }  # fmt: skip
 
+_QUANTISED = {
+    "-fp8-dynamic": "dtype: fp8", "-fp8": "dtype: fp8", "-nvfp4": "dtype: fp4", "-fp4": "dtype: fp4",
+    "-quantized.w8a8": "dtype: int8", "-w8a8": "dtype: int8", "-gptq-int8": "weight_dtype: int8",
+    "-quantized.w4a16": "weight_dtype: int4", "-w4a16": "weight_dtype: int4",
+    "-gptq-int4": "weight_dtype: int4", "-gptq": "weight_dtype: int4", "-awq": "weight_dtype: int4",
+}  # fmt: skip
+"""How repositories say that their weights are in another format, and the engine's key for that."""
+
 
 def model_names() -> list[str]:
     """Return the names in the model table, in its order."""
@@ -224,8 +232,9 @@ def model(name: str) -> ModelShape:
     Raises
     ------
     SpecError
-        If the name is unknown (with the nearest name) or of an architecture that a shape cannot
-        express, or the file is unusable (naming the key).
+        If the name is unknown (with the nearest name), of quantised weights (with the key for
+        these) or of an architecture that a shape cannot express, or the file is unusable (naming
+        the key).
 
     Examples
     --------
@@ -244,6 +253,13 @@ def model(name: str) -> ModelShape:
     for prefix, kind in _UNSUPPORTED_NAMES.items():
         if key.startswith(prefix) and "distill" not in key:
             raise SpecError(f"model {name!r} is not supported: {UNSUPPORTED[kind]}")
+    for suffix, setting in _QUANTISED.items():
+        plain = canonical_model(name.lower().removesuffix(suffix))
+        if name.lower().endswith(suffix) and plain in _TABLE:
+            raise SpecError(
+                f"model {name!r} is {plain} in another number format: write model: {plain} and "
+                f"engine.{setting}"
+            )
     hint = nearest(key, [*_TABLE, *_ALIASES])
     raise SpecError(f"model {name!r} is unknown; {hint} (or the path of a config.json)")
 

@@ -152,6 +152,21 @@ def test_model_of_an_architecture_that_has_no_shape_says_why(name, why):
         model(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b and engine.dtype: fp8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b and engine.weight_dtype: int4"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2.5-7b and engine.weight_dtype: int8"),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "llama-3.1-70b and engine.dtype: fp4"),
+    ],
+)
+def test_model_of_quantised_weights_names_the_plain_one_and_the_key_of_the_format(name, write):
+    with pytest.raises(SpecError) as refused:
+        model(name)
+    assert str(refused.value).endswith(f" in another number format: write model: {write}")
+
+
 def test_model_type_that_is_no_name_is_refused(tmp_path):
     with pytest.raises(SpecError, match=r"config\.json: model_type must be a name, got \[\[1\]\]"):
         model(write(tmp_path / "config.json", model_type=[[1]]))
