@@ -211,10 +211,11 @@ class Population:
 
     @property
     def num_running(self) -> int:
-        """Unfinished requests with a seat, those in the pipeline among them."""
+        """Unfinished requests with a seat: also those in the pipeline or whose KV is on its way."""
         if self.is_plain:
             return len(self.running)
-        return len(self.running) + self.in_pipeline.size
+        away = len(self.fetching) + len(self.loading) + self.in_pipeline.size
+        return len(self.running) + away
 
     @property
     def num_known(self) -> int:
@@ -226,8 +227,7 @@ class Population:
         """Requests with a seat, finished or not."""
         if self.is_plain:
             return len(self.running)
-        away = len(self.fetching) + len(self.loading) + self.in_pipeline.size
-        return len(self.running) + len(self.held) + len(self.leaving) + away
+        return self.num_running + len(self.held) + len(self.leaving)
 
     def seated(self) -> list[RequestState]:
         """List who runs, leaves or is in the pipeline in the order of their admission."""

@@ -139,7 +139,7 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     if sizes:
         padding_tokens += _graph_padding(sizes, num_tokens + padding_tokens)
     swapped_bytes = requests.step_swapped_bytes
-    num_running = requests.num_running
+    num_running = len(requests.running) + requests.in_pipeline.size
     num_waiting = len(requests.waiting)
     gathered_tokens = 0
     return BatchShape(
@@ -196,6 +196,10 @@ def segment_row(
     kv_tokens = resident_tokens - kv.shared_tokens
     kv_allocated_blocks = kv.num_blocks - kv.free_blocks - first_step_blocks
     kv_reserved_unused_tokens = 0 if kv.grows else kv.fragmentation(resident_tokens)[0]
+    num_running, num_waiting = shape.num_running, shape.num_waiting
+    if not requests.is_plain:  # whose KV is on its way costs no scheduling
+        num_running += len(requests.fetching) + len(requests.loading)
+        num_waiting += len(requests.holding)
     num_preempted, recomputed_tokens = requests.step_preempted, requests.step_recomputed_tokens
     requests.step_preempted = requests.step_recomputed_tokens = requests.step_swapped_bytes = 0
     requests.step_overrun = requests.step_overrun_context_tokens = 0
@@ -209,8 +213,8 @@ def segment_row(
         prefill_tokens,
         prefills_done,
         shape.padding_tokens,
-        shape.num_running,
-        shape.num_waiting,
+        num_running,
+        num_waiting,
         kv_tokens,
         kv_allocated_blocks,
         kv_reserved_unused_tokens,

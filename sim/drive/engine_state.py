@@ -42,9 +42,9 @@ class LiveState:
     predicted_tokens_in_flight : float
         What is predicted of their outputs, in tokens; 0 for those without a prediction.
     num_waiting : int
-        Requests without a seat.
+        Requests without a seat, those among them that are to go on there and find no room yet.
     num_running : int
-        Unfinished requests with a seat.
+        Unfinished requests with a seat, also those whose KV is on its way.
     num_blocks, block_size : int
         KV blocks in all, and tokens in one.
     segment : Segment or None
@@ -59,8 +59,8 @@ class LiveState:
     __slots__ = (
         "_backlog_tokens", "_begun", "_begun_blocks", "_begun_until_ns", "_blocks_per_step",
         "_board", "_clock", "_engine", "_first_waiting_blocks", "_num_urgent", "_place",
-        "_requests", "_used_blocks", "_used_until_ns", "block_size", "index", "num_blocks",
-        "num_in_flight", "num_running", "num_waiting", "predicted_tokens_in_flight",
+        "_queued", "_requests", "_used_blocks", "_used_until_ns", "block_size", "index",
+        "num_blocks", "num_in_flight", "num_running", "num_waiting", "predicted_tokens_in_flight",
         "prompt_tokens_in_flight", "segment",
     )  # fmt: skip
 
@@ -73,6 +73,7 @@ class LiveState:
         self.predicted_tokens_in_flight = 0.0
         self._engine = engine
         self._requests = engine.requests
+        self._queued: dict[int, RequestState] = {}
         self._clock = clock
         self._used_blocks = 0
         # Of the steps of the segment that have begun: how many, what they opened, when they end.
@@ -92,7 +93,7 @@ class LiveState:
         """
         requests = self._requests
         self.segment = segment
-        self.num_waiting = requests.num_waiting
+        self.num_waiting = requests.num_waiting + len(self._queued)
         self.num_running = requests.num_running
         self._backlog_tokens = self._used_until_ns = -1
         self._first_waiting_blocks = self._num_urgent = -1
@@ -105,6 +106,16 @@ class LiveState:
         self._board, self._place = board, place
         if self._used_until_ns >= 0:
             board.has_aged(place, self._used_until_ns)
+
+    def queue(self, state: RequestState) -> None:
+        """Count a request as waiting that is to go on there as soon as there is room."""
+        self._queued[state.id] = state
+        self.has_changed(self.segment)
+
+    def unqueue(self, state: RequestState) -> None:
+        """Do not count it any more: there is room, or it is called off."""
+        del self._queued[state.id]
+        self.has_changed(self.segment)
 
     def count(self, request: Request, sign: int) -> None:
         """Count a request that is sent there (+1), or is answered or rejected (-1)."""
@@ -166,7 +177,7 @@ class LiveState:
             self._first_waiting_blocks = 0
             if self.num_waiting:
                 requests = self._requests
-                waiting = [*requests.waiting, *requests.intake.requests]
+                waiting = [*requests.waiting, *requests.intake.requests, *self._queued.values()]
                 first: RequestState = min(waiting, key=lambda s: (s.request.arrival_ns, s.id))
                 self._first_waiting_blocks = -(-first.num_tokens // self.block_size)
         return self._first_waiting_blocks
@@ -175,7 +186,9 @@ class LiveState:
     def num_urgent(self) -> int:
         """Unfinished requests with a seat whose priority is below 0."""
         if self._num_urgent < 0:
-            running = [*self._requests.running.values(), *self._requests.in_pipeline]
+            requests = self._requests
+            running = [*requests.running.values(), *requests.in_pipeline]
+            running += [*requests.fetching.values(), *requests.loading.values()]
             self._num_urgent = sum([state.request.priority < 0 for state in running])
         return self._num_urgent
 

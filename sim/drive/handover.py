@@ -176,6 +176,7 @@ class Handover:
         receiver.live.count(delivery.sent.request, -1)
         if delivery.received is None:
             self._queues[receiver.index].remove(delivery)
+            receiver.live.unqueue(delivery.sent)
         else:
             assert delivery.moving is not None
             self._links.cancel(delivery.moving)
@@ -249,7 +250,9 @@ class Handover:
         for index in sorted(changed & self._queues.keys()):
             queue, receiver = self._queues[index], self._fleet.members[index]
             while queue and has_room(receiver, queue[0].num_tokens):
-                self._begin(queue.popleft(), receiver)
+                delivery = queue.popleft()
+                receiver.live.unqueue(delivery.sent)
+                self._begin(delivery, receiver)
 
     def _place(self) -> set[int]:
         """Let the router choose for those without an engine to go on; return the chosen ones."""
@@ -281,6 +284,7 @@ class Handover:
                 self._begin(delivery, receiver)  # the next one finds this room taken
             else:
                 self._queues[index].append(delivery)
+                receiver.live.queue(delivery.sent)
                 chosen_ones.add(index)
         return chosen_ones
 
@@ -324,6 +328,7 @@ class Handover:
         now_ns, tokens, sender = self._fleet.now_ns, delivery.num_tokens, delivery.sender
         arrival = self._fleet.arrivals[state.id]
         reception.reserve(receiver.engine.requests, state, arrival, tokens, now_ns)
+        receiver.live.has_changed(receiver.live.segment)
         links = self._links
         last_layer_tokens = delivery.last_tokens / links.joins.num_layers
         last_layer_ns = links.kv_alone_ns(sender, receiver, last_layer_tokens)

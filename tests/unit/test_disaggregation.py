@@ -26,6 +26,7 @@ from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.link import LINKS, Link
 from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.request import RequestState
 from tests import laws
 from tests.laws import LinearCost, arrival
 from tests.workloads import share, workloads
@@ -487,6 +488,34 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
         assert live.used_blocks == 6 + min(max(-(-(now_ns - 100) // 10) - 1, 0), 2), now_ns
     live.has_changed(None)
     assert live.used_blocks == 6
+
+
+def test_request_that_is_to_go_on_at_an_engine_waits_there_until_there_is_room():
+    kv = SimpleNamespace(num_blocks=10, free_blocks=4, grows=True)
+    requests = SimpleNamespace(
+        kv=kv, num_waiting=1, num_running=2, waiting=[],
+        intake=SimpleNamespace(requests=[RequestState(arrival(1, 50, 7, 1).request)]),
+    )  # fmt: skip
+    engine = SimpleNamespace(
+        config=SimpleNamespace(num_blocks=10, block_size=4), requests=requests
+    )
+    live = LiveState(0, engine, Clock())
+    assert (live.num_waiting, live.first_waiting_blocks) == (1, 2)
+    first = RequestState(arrival(2, 40, 30, 1).request)
+    live.queue(first)
+    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (2, 2, 8)
+    live.unqueue(first)
+    assert (live.num_waiting, live.first_waiting_blocks) == (1, 2)
+
+
+def test_router_by_counts_sees_who_is_on_the_way_to_an_engine_that_answers():
+    # Far more comes than the link carries, so that nobody runs long: all seats are of such.
+    slow = Link(bytes_per_s=1e9, latency_s=0.0, source="a test")
+    work = [arrival(i, 300 * i, 20, 3) for i in range(60)]
+    log = run(work, ("prefill", "decode", "decode", "decode"), link=slow, decode_router="jsq")
+    engines = np.bincount(log.requests()["engine"])
+    assert engines[0] == 0
+    assert engines[1:].max() - engines[1:].min() <= 2
 
 
 def test_pool_has_its_own_profile_of_engine_and_its_own_keys_win():

@@ -56,8 +56,12 @@ class World:
             interrupt=self.noting(f"interrupt {index}"), wake=self.noting(f"wake {index}")
         )
         requests = SimpleNamespace(num_seated=0, delivered=self.noting(f"delivered {index}"))
+        live = SimpleNamespace(
+            segment=f"steps of {index}", has_changed=self.noting(f"changed {index}"),
+            **{name: self.noting(f"{name} {index}") for name in ("count", "queue", "unqueue")},
+        )  # fmt: skip
         return SimpleNamespace(
-            index=index, server=server, live=SimpleNamespace(count=self.noting(f"count {index}")),
+            index=index, server=server, live=live,
             known=SimpleNamespace(name=f"known {index}", backlog_tokens=100 * index + 50),
             engine=SimpleNamespace(
                 requests=requests, config=SimpleNamespace(most_resident=3, name=f"limits {index}")
@@ -131,7 +135,8 @@ def test_requests_whose_sender_died_are_lost_and_those_of_a_receiver_choose_anew
     assert world.told == [
         ("gone", 0), ("count 2", "request 1", -1), ("cancel", "KV"), ("interrupt 2",),
         ("call_off", other.engine.requests, "received"), ("wake 2",), ("settle", other),
-        ("count 2", "request 2", -1), ("settle", other), ("settle", sender),
+        ("count 2", "request 2", -1), ("unqueue 2", queued.sent), ("settle", other),
+        ("settle", sender),
     ]  # fmt: skip
 
 
@@ -143,7 +148,7 @@ def test_kv_is_sent_so_that_it_never_waits_for_a_layer_and_is_there_when_all_of_
     assert one.received.config is receiver.engine.config
     reserved = ("reserve", receiver.engine.requests, one.received, "arrival 5", 100, 70 * MS)
     *before, (name, *given, done, wait_ns) = world.told
-    assert before == [("interrupt 1",), reserved]
+    assert before == [("interrupt 1",), reserved, ("changed 1", "steps of 1")]
     assert (name, given, wait_ns) == ("send", [sender, receiver, 100], 0)
     world.told.clear()
     world.fleet.now_ns = 90 * MS
@@ -184,7 +189,8 @@ def test_router_chooses_among_those_that_answer_in_order_of_requests(monkeypatch
     sent = [("sent", f"request {n}", second.live, second.known) for n in (2, 7)]
     counted = ("count 0", "request 2", -1)
     begun = [[(one, second)] if keeps else [] for one in (soon, late)]
-    assert world.told == [counted, sent[0], *begun[0], sent[1], *begun[1]]
+    taken = begun if keeps else [[("queue 2", one.sent)] for one in (soon, late)]
+    assert world.told == [counted, sent[0], *taken[0], sent[1], *taken[1]]
     assert [one.counted_by for one in (soon, late)] == [second, second]
     assert [one.receiver for one in (soon, late)] == [second, second]
     assert chosen == (set() if keeps else {2})

@@ -1100,3 +1100,18 @@ def test_waits_that_only_who_holds_the_bytes_knows_are_those_of_their_steps():
     waits = log.copies.wait_columns()
     assert waits["start_ns"].tolist() == starts[::2]
     assert waits["wait_ns"].tolist() == [7 * (i + 1) for i in range(0, len(starts), 2)]
+
+
+@pytest.mark.parametrize("takes_seat", [True, False])
+def test_request_on_its_way_from_a_tier_is_counted_where_it_has_a_seat_or_waits(takes_seat):
+    slow = tier(load_bytes_per_s=1e7)  # a block takes ten steps
+    limits = config(slow, kv_load="always", load_takes_seat=takes_seat)
+    work = [*evicting_work(), arrival(4, 300_000, 16, 60)]
+    log = run_laws(ContinuousBatching(), work, limits)
+    assert copies_of(log, is_load=1)
+    requests, steps = log.requests(), log.steps()
+    for start_ns, running, waiting in zip(
+        steps["start_ns"], steps["num_running"], steps["num_waiting"], strict=True
+    ):
+        here = (requests["arrival_ns"] <= start_ns) & (requests["finish_ns"] > start_ns)
+        assert running + waiting == here.sum(), start_ns

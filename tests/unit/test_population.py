@@ -43,7 +43,7 @@ def test_population_counts_each_kind_of_request_where_it_belongs(holds_back):
     found = population(**{holds_back: True})
     assert not found.is_plain
     assert found.num_waiting == 1 + 2 + 4
-    assert found.num_running == 8 + 256
+    assert found.num_running == 8 + 64 + 128 + 256
     assert found.num_seated == 8 + 16 + 32 + 64 + 128 + 256
     assert found.num_known == 1 + 4 + found.num_seated  # who is held back is not known yet
 
