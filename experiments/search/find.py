@@ -20,6 +20,7 @@ from schedlab.experiments.search.constraints import (
     untold,
     with_values,
 )
+from schedlab.experiments.search.integers import takes_integers
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.specification.sweep import Point, points
@@ -436,7 +437,13 @@ def _point(
     whole = _is_whole(point.spec, asked) if whole is None else whole
     values = {asked.key: int(value) if whole else float(f"{value:.6g}")}
     swept = point.label if point.settings else ""
-    return with_values(point.spec, values), label_of(swept, values)
+    try:
+        spec = with_values(point.spec, values)
+    except SpecError as error:
+        if asked.between:
+            raise
+        raise SpecError(f"{error}: find tried it; between says how far to go") from error
+    return spec, label_of(swept, values)
 
 
 def _present(spec: ExperimentSpec, key: str) -> float | None:
@@ -449,14 +456,11 @@ def _present(spec: ExperimentSpec, key: str) -> float | None:
 
 
 def _is_whole(spec: ExperimentSpec, asked: Find) -> bool:
-    """Say whether a key takes integers only: then it refuses a number in between."""
-    low = asked.between[0] if asked.between else 1.0
-    try:
-        with_values(spec, {asked.key: int(low) + 0.5})
-    except SpecError:
-        with_values(spec, {asked.key: max(1, int(low))})  # what else is wrong is told
-        return True
-    return False
+    near = asked.between or (_present(spec, asked.key) or 1.0,)
+    if not takes_integers(spec, asked.key, near):
+        return False
+    with_values(spec, {asked.key: max(1, int(near[0]))})  # what else is wrong is told
+    return True
 
 
 def _remarks(

@@ -16,6 +16,7 @@ from schedlab.experiments.search.constraints import (
     with_values,
 )
 from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, suffices, told_way
+from schedlab.experiments.search.integers import takes_integers
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
 from schedlab.experiments.specification.sweep import Point, points, shown
@@ -162,7 +163,10 @@ class _Search:
 
     def __init__(self, spec: ExperimentSpec, asked: Tune, runs: Runs) -> None:
         self._spec, self._asked, self._runs = spec, asked, runs
-        self._whole = {key: isinstance(_value(spec, key), int) for key in asked.ranges}
+        self._whole = {
+            key: takes_integers(spec, key, (_value(spec, key), *ends))
+            for key, ends in asked.ranges.items()
+        }
         self.trials: dict[Values, Trial] = {}
         self.left_out: Counter[str] = Counter()
         self.is_cut = False

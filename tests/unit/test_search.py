@@ -30,6 +30,7 @@ from schedlab.experiments.search.find import (
     told_way,
     verdicts,
 )
+from schedlab.experiments.search.integers import takes_integers
 from schedlab.experiments.search.search_report import (
     find_data,
     find_lines,
@@ -48,6 +49,7 @@ from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
+from schedlab.policies import registry
 from schedlab.sim.errors import SchedlabError, SpecError
 
 
@@ -1266,14 +1268,59 @@ def test_goal_that_is_no_metric_is_refused_at_its_own_key(word):
     [
         ("engine.max_num_seqs", None, True), ("engine.max_num_seqs", (0.5, 9.0), True),
         ("engine.max_num_seqs", (5.0, 9.0), True), ("workload.request_rate", None, False),
-        ("engine.watermark", (0.25, 0.5), False),
+        ("engine.watermark", (0.25, 0.5), False), ("engine.watermark", None, False),
+        ("engine.gpu_memory_utilization", None, False),
+        ("engine.gpu_memory_utilization", (0.5, 1.0), False),
+        ("workload.num_requests", None, True), ("policy.chunk_size", None, True),
     ],
 )  # fmt: skip
 def test_key_that_refuses_a_number_in_between_takes_integers(key, between, is_whole):
     asked = SimpleNamespace(key=key, between=between)
-    assert (
-        _is_whole(make_spec({"workload": {"trace": "fixed", "num_requests": 5}}), asked) is is_whole
-    )
+    given = {"policy": "sarathi", "workload": {"trace": "fixed", "num_requests": 5}}
+    assert _is_whole(make_spec(given), asked) is is_whole
+
+
+class OwnPolicy(registry.policy_class("fcfs")):
+    """Knobs that say what they are by a default, or not at all."""
+
+    def __init__(self, length=4, share=0.5, margin=None):
+        super().__init__()
+        self.length, self.share, self.margin = length, share, margin
+
+
+@pytest.mark.parametrize(
+    ("section", "knob", "is_whole"),
+    [
+        ({"policy": {"name": "qoserve", "tbt_s": 1}}, "policy.tbt_s", False),
+        ({"policy": {"name": "tgi", "max_waiting_tokens": 4}}, "policy.max_waiting_tokens", True),
+        ({"policy": {"name": "ltr", "predictor": {"name": "noisy", "sigma": 1}}},
+         "policy.predictor.sigma", False),
+        ({"cluster": {"count": 2, "router": {"name": "jsq", "staleness_ms": 5}}},
+         "cluster.router.staleness_ms", False),
+        ({"policy": {"name": f"{__name__}:OwnPolicy", "length": 8}}, "policy.length", True),
+        ({"policy": {"name": f"{__name__}:OwnPolicy", "share": 1}}, "policy.share", False),
+        ({"policy": {"name": f"{__name__}:OwnPolicy", "margin": 1}}, "policy.margin", False),
+    ],
+)  # fmt: skip
+def test_knob_written_as_an_integer_takes_fractions_unless_it_is_one(section, knob, is_whole):
+    given = make_spec({"workload": {"trace": "fixed", "num_requests": 5}, **section})
+    assert takes_integers(given, knob, (1.0, 16.0)) is is_whole
+
+
+def test_tune_of_a_share_written_as_an_integer_tries_what_lies_between():
+    over = {"policy.tbt_s": [0.02, 1]}
+    asked = spec(
+        policy={"name": "qoserve", "tbt_s": 1}, slo={"ttft_ms": 500, "tpot_ms": 50},
+        tune={"minimize": "mean_ttft_ms", "over": over, "settle": False},
+    )  # fmt: skip
+    assert not tuning._Search(asked, asked.tune, None).is_whole("policy.tbt_s")
+
+
+def test_find_without_a_range_says_what_it_tried_where_that_is_refused():
+    given = {"watermark": 0}
+    asked = spec(engine=given, find="max engine.watermark subject to failed <= 0")
+    with pytest.raises(SpecError, match=r"watermark.*got 1.*between"):
+        find(asked, SimpleNamespace(tried=None))
 
 
 def test_what_else_is_wrong_with_a_key_is_told_and_not_taken_for_an_integers():
