@@ -193,8 +193,11 @@ def _find(value: object) -> object:
         constraint = _CONSTRAINT.fullmatch(part)
         if constraint is None:
             raise ValueError(f"{part!r} is no constraint: write it as METRIC <= X or METRIC >= X")
-        side = "at_most" if constraint["sign"] == "<=" else "at_least"
-        data.setdefault(side, {})[constraint["metric"]] = _number(constraint["constraint"])
+        metric, sign = constraint["metric"], constraint["sign"]
+        bounds = data.setdefault("at_most" if sign == "<=" else "at_least", {})
+        if metric in bounds:
+            raise ValueError(f"{metric} {sign} stands there twice; give the bound that is meant")
+        bounds[metric] = _number(constraint["constraint"])
     return data
 
 

@@ -230,6 +230,12 @@ def test_find_reads_a_sentence():
     )
 
 
+def test_find_sentence_with_a_metric_between_two_bounds_reads_both():
+    said = "max workload.request_rate subject to completed >= 2 and completed <= 9"
+    asked = spec(find=said).find
+    assert (asked.at_least, asked.at_most) == ({"completed": 2.0}, {"completed": 9.0})
+
+
 @pytest.mark.parametrize(
     ("find", "message"),
     [
@@ -237,6 +243,8 @@ def test_find_reads_a_sentence():
         ("max a.b subject to p99_ttft_ms < 5", "is no constraint"),
         ("max a.b subject to p99_ttft_ms <= fast", "'fast' is no number"),
         ("max a.b subject to p99_tft_ms <= 5", "did you mean p99_ttft_ms?"),
+        ("max a.b subject to failed <= 5 and failed <= 9", "failed <= stands there twice"),
+        ("max a.b subject to failed>=5, failed <= 9, failed >= 5", "failed >= stands there twice"),
         ({"maximize": "a.b"}, "without a constraint"),
         ({"maximize": "a.b", "between": [4, 1], "at_most": {"failed": 0}}, "must rise"),
     ],
