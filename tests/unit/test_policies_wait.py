@@ -5,6 +5,7 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from math import ceil, floor
 from operator import mul
 
@@ -17,6 +18,7 @@ from schedlab.policies.nested_wait import NestedWait
 from schedlab.policies.segments import Segment, Segments
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import RequestState, Status
@@ -433,3 +435,92 @@ def test_nested_wait_lets_who_runs_from_another_engine_wait_from_when_it_came(ge
     assert policy._segments.ran_ns == {came: 700}
     policy._segments.ended(came)
     assert policy._segments.ran_ns == {}
+
+
+class ChosenAnew(NestedWait):
+    """Looks at each plan whether those run whom its description names, worked out from nothing."""
+
+    num_full = num_waits = num_timed_out = 0
+
+    def __init__(self, **knobs):
+        super().__init__(**knobs)
+        self.ran_ns = {}
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        ran = [*plan.decoding(), *(state for state, _ in plan.chunks)]
+        self.ran_ns.update(dict.fromkeys(ran, now_ns))
+        super().on_tokens(plan, num_steps, now_ns)
+
+    def plan(self, view, builder):
+        run, until_ns = self.chosen(view)
+        plan = super().plan(view, builder)
+        assert sorted(plan.num_scheduled_tokens()) == sorted(state.id for state in run)
+        assert plan.until_ns == until_ns
+        return plan
+
+    def chosen(self, view):
+        edges, now_ns, waiting = list(self.output_edges), view.now_ns, list(view.waiting)
+        entries, inside = [[] for _ in edges], [{} for _ in edges]
+        for state in view.running:
+            stage = 0 if state in view.prefilling else state.num_output_tokens
+            i = sum(stage >= edge for edge in edges[:-1])
+            if i and stage == edges[i - 1]:
+                entries[i].append(state)
+            else:
+                inside[i].setdefault(stage, []).append(state)
+        there = [
+            [*entry, *chain.from_iterable(stages.values())]
+            for entry, stages in zip(entries, inside, strict=True)
+        ]
+
+        def overdue_ns(i):
+            states = chain.from_iterable(there[i:])
+            times = [self.ran_ns.get(state, state.first_scheduled_ns) for state in states]
+            times += [waiting[0].request.arrival_ns] if waiting and not i else []
+            return min(times, default=FOREVER) + self._timeout_ns
+
+        (limit, group), busy = self._limits[0], -1
+        num_new = min(limit - len(there[0]), group)
+        if len(waiting) < num_new and (waiting or not self.drain) and overdue_ns(0) > now_ns:
+            return [], overdue_ns(0)
+        if self.drain:
+            busy = next((i for i, states in enumerate(there) if states), len(edges))
+        run, until_ns = [], FOREVER
+        for i, ((limit, group), entry) in enumerate(zip(self._limits, entries, strict=True)):
+            room = limit - (len(there[i]) - len(entry))
+            if i and room > 0:
+                places = min(room, group)
+                self.num_full += room < group and len(entry) > room
+                if len(entry) < places and i > busy:
+                    self.num_timed_out += overdue_ns(i) <= now_ns
+                    if overdue_ns(i) > now_ns:
+                        until_ns = overdue_ns(i)
+                        self.num_waits += 1
+                        break
+                run += entry[:places]
+            for stage, states in inside[i].items():
+                run += states[:group] if stage else states
+        return run + waiting[: max(num_new, 0)], until_ns
+
+
+def test_nested_wait_runs_whom_limits_groups_and_time_outs_let_run_in_drawn_workloads():
+    full = waits = timed_out = 0
+    for seed in range(6):
+        rng = stream(seed, "chosen anew")
+        at_ns = np.cumsum(rng.integers(0, 200, 40)).tolist()
+        work = [
+            arrival(i, at, prompt=2, output=int(rng.choice([1, 2, 3, 5, 9, 30])))
+            for i, at in enumerate(at_ns)
+        ]
+        policy = ChosenAnew(
+            output_edges=[[1, 3, 6, 12, 40], [2, 4, 9, 40]][seed % 2],
+            total_limit=[9, 12, 15][seed % 3],
+            max_wait_s=[0.0, 2e-6, 2e-5][seed // 2],
+            drain=seed in (1, 2, 4),
+        )
+        config = limits(num_blocks=500, seats=40, budget=200)
+        simulate(Engine(config, policy, SimExecutor(Pricing(LinearCost()))), work)
+        full += policy.num_full
+        waits += policy.num_waits
+        timed_out += policy.num_timed_out
+    assert min(full, waits, timed_out) > 10
