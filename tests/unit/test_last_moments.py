@@ -1,5 +1,6 @@
 """By when `slai` has to schedule whom: times that are kept, and the bound before which none is."""
 
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -82,3 +83,27 @@ def test_plan_that_leaves_nobody_to_be_due_says_so():
     moments.note_tokens("plan", ["a"], engine("a"), 100, 50, {})
     assert moments.due_by(["a"], 150) == ["a"]
     assert moments._after_plan == (None, FOREVER)
+
+
+def test_nobody_is_due_before_the_time_that_says_so_whatever_happened():
+    draw = Random(4)
+    states = ["a", "b", "c", "d"]
+    for own in ({}, {"a": 20, "c": 90}):
+        moments, now_ns, num_bounds = LastMoments(), 100, 0
+        for _ in range(300):
+            now_ns += draw.randrange(30)
+            view, what = engine(*states, swaps=draw.random() < 0.3), draw.randrange(4)
+            if what == 0:
+                moments.is_due(draw.choice(states))
+            elif what == 1:
+                moments.due_by(states, now_ns)
+            else:
+                some = [state for state in states if draw.random() < 0.6]
+                if what == 3 and set(moments.due_by(states, now_ns)) <= {*some}:
+                    moments.serves_due(now_ns)
+                decoded = None if len(some) == len(states) else some
+                moments.note_tokens(now_ns, decoded, view, now_ns + 1, 50, own)
+            least_ns = min(moments.dates_ns.get(state, moments.others_ns) for state in states)
+            assert moments.none_before_ns <= least_ns
+            num_bounds += moments.none_before_ns > now_ns
+        assert num_bounds > 30

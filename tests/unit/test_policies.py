@@ -1,12 +1,14 @@
 """Each policy's rule, traced by hand: the exact batches of a few iterations."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
+from schedlab.sim.request import RequestState
 from tests import laws
 from tests.laws import arrival
 from tests.policy_cases import CASES, make
@@ -379,3 +381,16 @@ def test_registry_when_a_name_is_taken_refuses():
         @registry.register("fcfs")
         class Other(Policy):
             """Another one."""
+
+
+def test_loaded_requests_are_seated_by_key_then_arrival_then_number():
+    came = [(0, 50, 3.0), (1, 40, 3.0), (2, 40, 3.0), (3, 90, 1.0), (4, 10, 7.0)]
+    states = {
+        i: RequestState(arrival(i, at_ns, predicted_tokens=predicted).request)
+        for i, at_ns, predicted in came
+    }
+    loaded = [states[i] for i in (0, 2, 4, 1, 3)]
+    view = SimpleNamespace(now_ns=100)
+    seated = registry.make("sjf").seating(list(loaded), view)
+    assert [state.id for state in seated] == [3, 1, 2, 0, 4]
+    assert registry.make("fcfs").seating(list(loaded), view) == loaded

@@ -488,3 +488,24 @@ def test_magnus_runs_the_batch_with_the_highest_ratio_and_of_equals_the_first(
     policy._response_ratio = lambda waiting: ratio_of[tuple(state.id for state in waiting)]
     policy._admit = lambda waiting, builder: [state.id for state in waiting]
     assert policy._form(SimpleNamespace(now_ns=0), None) == runs
+
+
+@pytest.mark.parametrize(("seats", "ratio", "at_once"), [(4, 1.0, 2), (3, 0.5, 1), (3, 1.0, 0)])
+def test_tgi_counts_as_a_batch_only_those_who_get_a_seat(seats, ratio, at_once):
+    # Two run and two wait; a batch is due if it is `ratio` of those who run.
+    work = [arrival(i, prompt=2, output=6) for i in range(2)]
+    work += [arrival(i, 500, prompt=2, output=1) for i in (2, 3)]
+    knobs = {"waiting_served_ratio": ratio, "max_waiting_tokens": 99}
+    got, _ = batches("tgi", work, limits(seats=seats), **knobs)
+    assert got[0] == {0: 2, 1: 2}
+    come = dict.fromkeys(range(2, 2 + at_once), 2)
+    assert got[1] == (come or {0: 1, 1: 1})
+    if not come:
+        assert got == [{0: 2, 1: 2}, *5 * [{0: 1, 1: 1}], {2: 2, 3: 2}]
+
+
+def test_static_batch_pads_a_prompt_under_way_to_what_is_computed_of_those_who_have_ended():
+    # Prompts of 10 are padded to 10; the first, which has ended, is held with 10 tokens computed.
+    work = [arrival(0, prompt=10, output=1), arrival(1, prompt=4, output=1)]
+    got, _ = batches("static", work, limits(budget=12), pad_prompts=True)
+    assert got == [{0: 10}, ({1: 4}, 6)]

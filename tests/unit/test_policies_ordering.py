@@ -6,7 +6,8 @@ served one after the other, in the order of the policy.
 
 import pytest
 
-from schedlab.sim.request import Slo
+from schedlab.policies import registry
+from schedlab.sim.request import RequestState, Slo
 from tests.laws import arrival
 from tests.traced import batches, limits
 
@@ -156,3 +157,17 @@ def test_bins_with_edges_out_of_order_are_refused(name, edges):
 def test_policy_that_needs_predictions_says_so_when_there_are_none(name):
     with pytest.raises(Exception, match="needs a predictor"):
         batches(name, [arrival(0), arrival(1)], limits())
+
+
+def test_key_of_who_starts_over_is_that_of_a_new_request_unless_it_goes_by_what_is_left():
+    by_what_is_left = {"fair_batching", "program_srpt", "qoserve", "srtf", "trail"}
+    asks_the_engine = {"fastserve", "magnus", "vtc"}
+    for name in sorted(set(registry.names()) - asks_the_engine):
+        policy = registry.make(name)
+        request = arrival(3, 70, prompt=7, output=9, predicted_tokens=6.0).request
+        state = RequestState(request)
+        if policy.on_arrival is not None:
+            policy.on_arrival(state, 80)
+        fresh = policy.key(state, 900)
+        state._generated = 2
+        assert (policy.key(state, 900) == fresh) == (name not in by_what_is_left), name

@@ -11,6 +11,7 @@ from schedlab.experiments.results.tables import warnings
 from schedlab.experiments.running.prediction import _agreement, prediction_line
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.training.train import write_model
 from schedlab.policies.predictors import registry
 from schedlab.policies.predictors.forest import Forest
 from schedlab.policies.predictors.forest import features as forest_columns
@@ -338,3 +339,18 @@ def test_serving_time_is_of_the_nearest_weighed_by_how_near_they_are(num_neighbo
         weights = [1.0 / (away[i] + 1e-9) for i in near]
         expected = sum(w * took[i] for w, i in zip(weights, near, strict=True)) / sum(weights)
         assert estimator.estimate_s(*shape) == pytest.approx(expected)
+
+
+def test_serving_time_that_was_written_is_read_with_all_it_learnt(tmp_path):
+    rng = stream(4, "written")
+    arrays = {
+        "batches": rng.random((6, 3)),
+        "scale": rng.random(3),
+        "serving_time_s": rng.random(6),
+    }
+    meta = {"kind": "knn", "num_neighbors": 4}
+    write_model(tmp_path, meta, arrays, {"latency_s": {"median": 0.001}})
+    found = ServingTime.load(str(tmp_path))
+    assert found.num_neighbors == 4
+    for name, values in arrays.items():
+        assert getattr(found, name).tolist() == values.tolist(), name
