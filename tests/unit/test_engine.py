@@ -9,6 +9,7 @@ import pytest
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core import engine as engine_module
+from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.pipeline_executor import PipelineExecutor
@@ -614,3 +615,34 @@ def test_executor_says_of_its_cost_model_what_that_says(num_stages, reads, falls
     cost.reads_extremes, cost.never_falls = reads, not falls
     executor = (PipelineExecutor if num_stages > 1 else SimExecutor)(Pricing(cost))
     assert (executor.reads_extremes, executor.prices_never_fall) == (reads, not falls)
+
+
+def test_conservation_is_broken_by_a_count_that_is_one_too_large_or_too_small():
+    asked = []
+
+    def looks(engine):
+        check_conservation(engine)
+        if asked or len(engine.requests.running) < 3 or not engine.requests.num_waiting:
+            return
+        requests, decodes = engine.requests, engine.requests.decodes
+        counts = {
+            "tokens, .* are": (requests, "resident_tokens"),
+            "in flight": (requests, "num_arrived"),
+            "host blocks": (requests, "free_swap_blocks"),
+            "the context sum": (decodes, "_offset_sum"),
+            r"free \+ \d+ held": (requests.kv, "free_blocks"),
+        }
+        for message, (thing, name) in counts.items():
+            value = getattr(thing, name)
+            for wrong in (value - 1, value + 1):
+                setattr(thing, name, wrong)
+                with pytest.raises(AssertionError, match=message):
+                    check_conservation(engine)
+                asked.append(name)
+            setattr(thing, name, value)
+
+    config = replace(CONFIG, max_num_seqs=3, swap_space_blocks=5, preemption_mode="swap",
+                     kv_block_bytes=8)  # fmt: skip
+    work = [arrival(i, i, prompt=5, output=9) for i in range(6)]
+    simulate(Engine(config, Fcfs(), SimExecutor(Pricing(laws.LinearCost())), looks), work)
+    assert len(asked) == 10

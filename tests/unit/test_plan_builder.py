@@ -10,10 +10,12 @@ from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_log import RecordingExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan
+from schedlab.sim.request import RequestState
 from tests import laws
 from tests.laws import arrival
 
@@ -638,3 +640,22 @@ def test_decodes_that_were_granted_are_never_granted_again_in_a_step(first, seco
     with pytest.raises(InfeasiblePlan, match=r"already granted|twice|granted tokens"):
         run_plan(plan, work)
     assert reached == [first]
+
+
+def test_decodes_of_a_plan_are_worked_out_once_or_those_it_is_given():
+    def plan(**who):
+        return BatchPlan(None, (), (), (), (), (), 0, "leave", False, 1, FOREVER, 0, tuple, **who)
+
+    a, b, c, d = (RequestState(arrival(i).request) for i in range(4))
+    for left, joining, decodes in (
+        (None, None, (a, b, c)), ([b], None, (a, c)), ([a, c], [d], (b, d)), ([], [d], (a, b, c, d))
+    ):  # fmt: skip
+        one = plan(left=left, joining=joining, members=(a, b, c))
+        assert (one.num_decodes, one.decodes, one.num_decodes) == (
+            len(decodes), decodes, len(decodes),
+        )  # fmt: skip
+        given = plan(left=left, joining=joining, members=(a, b, c))
+        given.decodes = (d, a)
+        assert (given.num_decodes, given.decodes) == (2, (d, a))
+        given.decodes = None
+        assert (given.num_decodes, given.decodes) == (-1, None)

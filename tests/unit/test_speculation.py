@@ -415,6 +415,19 @@ def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, sp
     assert np.std(shares) == pytest.approx(np.sqrt(spread**2 + noise), rel=0.1)
 
 
+def test_rate_of_a_request_is_its_own_to_the_end_of_a_long_answer():
+    drawn, tokens = DrawnAcceptance([0.5], 0.3, seed=3), 3 * 512
+    shares = []
+    for i in range(96):
+        outcome = drawn.outcome(Request(i, 0, 1, max_tokens=tokens), tokens)
+        right = [outcome.verify(place, 1)[1] for place in range(0, tokens, 8)]
+        shares.append([np.mean(part) for part in np.array_split(right, 3)])
+    first, second, last = np.array(shares).T
+    noise = np.sqrt(2 * 0.5**2 / 64)  # of two parts of 64 tokens, were the rate one for all
+    assert max(np.std(first - second), np.std(first - last), np.std(second - last)) < noise
+    assert np.std(first) > 2 * noise
+
+
 @pytest.mark.parametrize(
     ("rates", "spread", "message"),
     [
@@ -784,6 +797,28 @@ def test_extremes_and_sums_of_a_batch_are_those_of_its_members_however_they_come
             batch.leave(state)
             del ends[state]
     assert batch.steps > 500
+
+
+@pytest.mark.parametrize("gone", [0, 3_000])
+def test_batch_looks_as_far_ahead_as_the_longest_answer_goes(gone):
+    # Sums of steps to come are kept in pieces; an answer may have more verifications than several.
+    config = EngineConfig(num_blocks=2_000, max_model_len=20_000, num_speculative_tokens=2)
+    batch, states, length = SpeculativeBatch(config), [], 9_000
+    for number, waits in enumerate((0, gone)):
+        batch.advance(waits) if states else None
+        state = SpeculatingState(Request(number, 0, 5, length), drafts=2)
+        state._computed, state._generated = 5, 1
+        outcome = DrawnAcceptance([0.05], seed=7).outcome(state.request, length)
+        state.track = look_ahead(config, state, outcome, length)
+        batch.join(state)
+        states.append(state)
+    bursts = [state.track.bursts for state in states]
+    steps = min(len(bursts[0]) - gone, len(bursts[1]))
+    assert steps > 5_000
+    for at in range(0, steps - 100, 97):
+        came = sum(bursts[0][gone + at :][:97]) + sum(bursts[1][at:][:97])
+        assert batch.advance(97) == came
+        assert batch.context_sum_tokens == sum(state.num_computed_tokens for state in states)
 
 
 def test_batch_told_of_drafts_when_they_are_verified_is_the_one_that_knew():
