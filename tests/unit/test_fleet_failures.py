@@ -701,3 +701,11 @@ def test_engine_that_comes_back_is_known_only_as_it_reports():
     assert all(len(set(running)) == 1 for running in told.values())
     assert {told[1, 0][-1], told[0, 0][-1]} == {0}
     assert told[1, 1][0] > 0
+
+
+def test_straggler_that_is_slow_for_several_reasons_is_slow_by_all_of_them():
+    # 1,000 ns and ten a token; steps that begin within both times take two by three as long.
+    slowdowns = [Slowdown(0, 1_500, 9_000, 3.0), Slowdown(0, 3_000, 15_500, 2.0)]
+    log = simulate([arrival(0, 0, 20, 6)], Failures(slowdowns=slowdowns), ("mixed",))
+    # They begin at 1,200, 2,210, 5,240, 11,300 and 13,320 ns.
+    assert np.diff(log.token_times(0)).tolist() == [1010, 3030, 6060, 2020, 2020]

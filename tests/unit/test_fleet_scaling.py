@@ -1,6 +1,7 @@
 import math
 import random
 import re
+from itertools import chain, combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -498,6 +499,18 @@ def test_pool_is_told_of_each_interval_once_and_grows_and_shrinks_within_its_bou
     assert list(steps) == []
     scaling.start_scaling(fleet, [plan, scaling.PoolScaling(0, Asked(), 1, 1, 1)])
     assert [fleet.may_grow(roles) for roles in (("decode",), ("prefill", "mixed"))] == [True, False]
+
+
+def test_fleet_may_grow_where_any_role_asked_for_is_that_of_any_pool_that_scales():
+    roles = ("prefill", "decode", "mixed")
+    members = [SimpleNamespace(pool=pool, role=role) for pool, role in enumerate(roles)]
+    for scaled in chain.from_iterable(combinations(range(3), n) for n in range(4)):
+        fleet = SimpleNamespace(members=members, processes=SimpleNamespace(process=lambda _: None))
+        plans = [scaling.PoolScaling(pool, None, 1, 1, 1) for pool in scaled]
+        scaling.start_scaling(fleet, plans)
+        for asked in chain.from_iterable(combinations(range(3), n) for n in range(4)):
+            may_grow = fleet.may_grow([roles[pool] for pool in asked])
+            assert may_grow == bool({*asked} & {*scaled}), (scaled, asked)
 
 
 @pytest.mark.parametrize(
