@@ -348,6 +348,18 @@ def test_errors_are_those_with_and_without_the_gpu():
             {"gpus": {"x": {"elementwise": {"latency_s": 0, "bandwidth_share": 1.1}}}},
             r"bandwidth_share must be in \(0, 1\], got 1.1",
         ),
+        (
+            {"gpus": {"x": {"attention": {**asdict(ATTENTION), "row_share": 1.01}}}},
+            r"attention\.row_share must be at most 1, got 1\.01",
+        ),
+        (
+            {
+                "gpus": {
+                    "x": {"gemm": {"bf16": {**asdict(GEMM), "tile_share": 0.5, "wave_share": 0.51}}}
+                }
+            },
+            r"bf16: tile_share and wave_share must be at most 1 together",
+        ),
     ],
 )
 def test_kernels_file_with_a_fault_names_file_and_key(tmp_path, change, message):

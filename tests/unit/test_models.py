@@ -328,6 +328,8 @@ def test_config_that_says_null_says_as_much_as_one_without_the_key(tmp_path):
         ({"num_hidden_layers": "absent"}, r"config.json: key 'num_hidden_layers' is missing"),
         ({"hidden_size": 0}, r"hidden_size must be a whole number >= 1, got 0"),
         ({"hidden_size": "4096"}, r"hidden_size must be a whole number"),
+        ({"num_hidden_layers": True}, r"num_hidden_layers must be a whole number >= 1, got True"),
+        ({"vocab_size": 128256.0}, r"vocab_size must be a whole number >= 1, got 128256\.0"),
         ({"model_type": "lama"}, r"'lama' is not supported; did you mean llama\?"),
         ({"num_key_value_heads": 5}, r"num_heads 32 is not a multiple of num_kv_heads 5"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"some layers are dense"),

@@ -10,6 +10,7 @@ from schedlab.sim.cost.registry import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table import TableCostModel, TableReading
 from schedlab.sim.cost.table_profile import (
+    SCHEMA,
     Curve,
     RingAllReduce,
     TableProfile,
@@ -216,6 +217,14 @@ def test_all_reduce_adds_latency_and_ring_traffic():
     assert extra == 4 * (1000 + 200)
 
 
+def test_all_reduce_of_any_number_of_workers_sends_twice_all_parts_but_one():
+    # Of a call with w workers, each sends 2 (w - 1) parts of a w-th; so many bytes are so many ns.
+    for workers, tokens in ((1, 9), (2, 5), (3, 9), (4, 6), (8, 24)):
+        reduce = RingAllReduce(5, workers, bytes_per_token=48, latency_s=7e-9, bytes_per_s=1e9)
+        sent_bytes = 2 * (workers - 1) * tokens * 48 / workers
+        assert reduce.ns(tokens) == pytest.approx(5 * (7 + sent_bytes))
+
+
 def test_profiling_overhead_is_taken_off_but_no_step_is_free():
     shape = BatchShape(1, 16, 16, rows_sampled=1, decode_context_min_tokens=16)
     plain = model().step_ns(shape)[0]
@@ -304,6 +313,12 @@ def test_written_profile_reads_back_and_is_found_by_its_schema(tmp_path):
         SpecError, match="hardware is 'a100' in the profile, 'h100-80gb' in the run"
     ):
         load_profile(tmp_path, Deployment(find_model("llama-3-8b"), gpu("h100")))
+
+
+def test_profile_that_is_written_is_of_this_schema_whatever_it_was_read_from(tmp_path):
+    write_table(tmp_path, {"schema": "an older one", **META}, PROFILE)
+    assert json.loads((tmp_path / "meta.json").read_text()) == {**META, "schema": SCHEMA}
+    assert json.loads((tmp_path / "table.json").read_text())["schema"] == SCHEMA
 
 
 @pytest.mark.parametrize(
