@@ -194,6 +194,24 @@ class Wrong(SimExecutor):
         return Steps([first, *others], overhead_ns, finished)
 
 
+class Borrows(SimExecutor):
+    """Takes a token from who decodes, in every step but the last, and gives it back."""
+
+    borrowed = None
+
+    def execute(self, work, max_steps, horizon_ns):
+        if self.borrowed is not None:
+            self.borrowed._computed += 1
+            self.borrowed = None
+        steps = super().execute(work, max_steps, horizon_ns)
+        for state in work.decodes.members.values():
+            if state not in steps.finished:
+                self.borrowed = state
+                state._computed -= 1
+                break
+        return steps
+
+
 def wrong(what):
     return type(f"Wrong{what.title().replace(' ', '')}", (Wrong,), {"what": what})
 
@@ -222,6 +240,7 @@ BAD_EXECUTORS = [
     (OvereagerInTime, "runs_no_more_than_asked", r"(\d+) steps, asked for 1 to (?!\1)"),
     (OvereagerInNumber, "runs_no_more_than_asked", "last step starts at .* ns, not before"),
     (CutsShort, "generates_true_lengths", "gets .* tokens, not"),
+    (Borrows, "generates_true_lengths", "tokens, .* are|is off"),
     (Drifting, "runs_many_steps_as_single_ones", "the runs differ at"),
     (wrong("a float"), "runs_no_more_than_asked", r"a step takes \d+\.0 ns"),
     (wrong("no time"), "runs_no_more_than_asked", "a step takes 0 ns"),

@@ -477,3 +477,38 @@ def test_case_costs_what_the_laws_cost_unless_it_says_otherwise():
     case = next(random_cases(0, 1))
     plain = Case(case.workload, case.limits)
     assert repr(plain.cost) == repr(LinearCost()) == "LinearCost(1000, 10, 1)"
+
+
+def test_guard_hands_on_to_each_hook_what_it_was_called_with():
+    told = []
+    calls = {
+        "on_start": [SimpleNamespace(waiting=[], running=[], held=[])],
+        "key": ["a state", 11], "plan": ["a view", "a builder"], "on_arrival": ["another", 12],
+        "on_tokens": ["a plan", 7, 13], "on_finish": ["the first", 14],
+    }  # fmt: skip
+    hooks = {name: lambda *given, name=name: told.append((name, *given)) or name for name in calls}
+    guard = _Guard(SimpleNamespace(**hooks))
+    answers = [getattr(guard, name)(*given) for name, given in calls.items()]
+    assert told == [(name, *given) for name, given in calls.items()]
+    assert answers == [name if name in ("key", "plan") else None for name in calls]
+
+
+@pytest.mark.parametrize(
+    ("keys", "clash"),
+    [
+        ([(0, "a"), (1, 2), (1, "b")], r"\(1, 'b'\) of request 2 and \(1, 2\) of request 1"),
+        ([(0, (1,)), (1, 2), (1, (2,))], r"\(1, \(2,\)\) of request 2 and \(1, 2\) of request 1"),
+        ([1, 2.5, True, 3], None),
+        ([("a", 1), ("b", 2.0), ("b", 3)], None),
+    ],
+)
+def test_keys_are_compared_with_one_of_each_kind_that_came_before(keys, clash):
+    watch = KeyWatch(SimpleNamespace(key=lambda state, now_ns: keys[state.id]), 0)
+    states = [RequestState(arrival(i).request) for i in range(len(keys))]
+    for state in states[:-1]:
+        assert watch.key(state, 0) == keys[state.id]
+    if clash is None:
+        assert watch.key(states[-1], 0) == keys[-1]
+    else:
+        with pytest.raises(PolicyLied, match=clash):
+            watch.key(states[-1], 0)
