@@ -94,7 +94,9 @@ class Credits:
             if not self._is_uniform:
                 ran = set(credits if decodes is None else decodes)
                 for state, credit in credits.items():
-                    credits[state] = credit + num_steps * (self.pace(state) - (state in ran))
+                    left = credit + num_steps * (self.pace(state) - (state in ran))
+                    # In a pipeline a tighter target may have come since it was let run.
+                    credits[state] = left if left >= -_ROUNDING else 0.0
                 self._least = min(credits.values(), default=0.0)
             elif decodes is not None:  # everybody earns what a step costs
                 for state in credits.keys() - set(decodes):

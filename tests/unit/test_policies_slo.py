@@ -24,6 +24,7 @@ from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import RequestState, Slo, Status
 from tests import laws
 from tests.laws import LinearCost, arrival
+from tests.staged_cost import StagedCost
 from tests.traced import AsksOnce, Recorder, batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
@@ -383,6 +384,22 @@ def test_scorpio_lets_a_lenient_request_run_in_every_other_step():
         {0: 1},
         {1: 1},  # alone it sets the pace
     ]
+
+
+def test_scorpio_in_a_pipeline_serves_all_though_tighter_targets_come_while_a_step_is_under_way():
+    # Request 0 is let run at full pace; before that step is out, another sets the pace. It owed
+    # nearly a token then, for which it waited for ever once it was alone.
+    for stages in (2, 3):
+        config = limits(pipeline_parallel_size=stages)
+        for at_ns in range(1_000, 6_000, 130):
+            work = [
+                arrival(0, prompt=4, output=6),
+                arrival(1, at_ns, prompt=2, output=3, slo=Slo(None, 0.002)),
+                arrival(2, at_ns + 1_500, prompt=2, output=2, slo=Slo(None, 0.001)),
+            ]
+            policy = registry.make("scorpio", **AT_ONCE, tbt_s=0.1, prefill_first=at_ns % 20 == 0)
+            log = laws.run(policy, work, config, StagedCost((10,) * stages))
+            assert log.requests()["generated_tokens"].tolist() == [6, 3, 2]
 
 
 def test_scorpio_rejects_what_cannot_have_its_first_token_in_time():
