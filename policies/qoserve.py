@@ -14,7 +14,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.request import RequestState, Slo
+from schedlab.sim.request import RUNS, RequestState, Slo
 
 _NO_TARGETS = Slo()
 
@@ -183,8 +183,10 @@ class QoServe(Policy):
         self, prefilling: list[RequestState], view: EngineView, builder: PlanBuilder
     ) -> None:
         chunk = None
-        waiting = view.waiting if not builder.preempted else ()
+        waiting = view.waiting if builder.residents_left and not builder.preempted else ()
         for state in self._prompts(prefilling, waiting, view):
+            if builder.residents_left < 1 and state.status is not RUNS:
+                continue  # it can have no seat, and holds up no prompt under way
             if chunk is None:
                 chunk = self._chunk_tokens(state, view, builder)
             granted = builder.grant(state, chunk) if chunk else 0

@@ -133,7 +133,7 @@ def _grant_everyone(
     builder.grant_decodes()
     prompts: Iterable[RequestState] = view.waiting
     if view.prefilling:
-        prompts = _by_slack(list(view.prefilling), prompts, deadlines.targets)
+        prompts = _by_slack(list(view.prefilling), prompts, deadlines.targets, builder)
     for state in prompts:
         if not builder.grant(state):
             break
@@ -162,7 +162,7 @@ def _compute_prompts(
     if len(under_way) == 1 and not len(view.waiting):
         prompts = under_way
     elif under_way:
-        prompts = _by_slack(under_way, prompts, deadlines.targets)
+        prompts = _by_slack(under_way, prompts, deadlines.targets, builder)
     served: list[RequestState] = []
     for state in prompts:
         if not (builder.tokens_left and builder.rows_left):
@@ -186,11 +186,19 @@ def _compute_prompts(
 
 
 def _by_slack(
-    under_way: Sequence[RequestState], waiting: Iterable[RequestState], targets: Targets
+    under_way: Sequence[RequestState],
+    waiting: Iterable[RequestState],
+    targets: Targets,
+    builder: PlanBuilder,
 ) -> Iterator[RequestState]:
-    """Merge prompts under way into those that wait, which are in order; few are ever asked for."""
+    """Merge prompts under way into those that wait, which are in order; few are ever asked for.
+
+    Nobody who waits holds up a prompt under way once no seat is left.
+    """
     entries = sorted([(_place(state, targets), state) for state in under_way], reverse=True)
     for state in waiting:
+        if builder.residents_left < 1:
+            break
         place = _place(state, targets)
         while entries and entries[-1][0] < place:
             yield entries.pop()[1]

@@ -794,3 +794,41 @@ def test_virtual_batch_counts_members_that_join_as_those_it_began_with():
         ]  # fmt: skip
         with pytest.raises(PolicyError, match="all as counted"):
             laws.run(Asks(4), work, limits(), cost=LinearCost(10, 1, 100))
+
+
+@pytest.mark.parametrize("name", ["edf", "fair_batching", "hygen", "qoserve", "scorpio", "slai"])
+def test_slo_policy_with_memory_for_all_preempts_nobody_for_who_gets_no_seat(name):
+    # Prompts take several steps and seats are few; who waits is often due first.
+    for seed in range(24):
+        draw = random.Random(seed)
+        stages = draw.choice((1, 1, 2))
+        config = limits(
+            400, seats=draw.choice((1, 2)), budget=draw.choice((4, 8)),
+            pipeline_parallel_size=stages,
+        )  # fmt: skip
+        targets = None, Slo(None, 0.002), Slo(0.005, 0.01), Slo(0.05, None)
+        work = [
+            arrival(
+                i, 700 * i, draw.randint(1, 12), draw.randint(1, 6), max_tokens=9,
+                slo=draw.choice(targets), predicted_tokens=3.0,
+            )
+            for i in range(6)
+        ]  # fmt: skip
+        cost = StagedCost((10,) * stages) if stages > 1 else LinearCost()
+        requests = laws.run(registry.make(name), work, config, cost).requests()
+        assert requests["num_preemptions"].tolist() == [0] * 6, seed
+
+
+@pytest.mark.parametrize(("name", "knobs"), [("fair_batching", {}), ("qoserve", {})])
+def test_prompt_under_way_goes_on_though_who_is_due_before_it_waits_for_a_seat(name, knobs):
+    work = [
+        arrival(0, prompt=10, output=2, slo=Slo(900, None)),
+        arrival(1, 500, prompt=2, output=1, slo=Slo(800, None)),
+        arrival(2, 600, prompt=9, output=1, slo=Slo(850, None)),
+    ]
+    got, log = batches(name, work, limits(seats=1, budget=4), **knobs)
+    assert got == [{0: 4}, {0: 4}, {0: 2}, {0: 1}, {1: 2}, {2: 4}, {2: 4}, {2: 1}]
+    # Of two seats one is free: it goes to who is due first, and both prompts share the budget.
+    got, log = batches(name, work, limits(seats=2, budget=4), **knobs)
+    assert got[:3] == [{0: 4}, {1: 2, 0: 2}, {2: 4}]
+    assert not log.requests()["num_preemptions"].any()
