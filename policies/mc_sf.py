@@ -63,9 +63,10 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
         slack = view.config.block_size - 1
         capacity = view.capacity_tokens * (1.0 - self.margin)
         peak = FuturePeak()
-        for state in view.running:
+        residents = view.residents
+        for state in residents:
             peak.add(state.num_tokens + slack, self._remaining(state))
-        alone = not view.running
+        alone = not residents
         for state in view.waiting:
             need = state.num_tokens + slack, self._remaining(state)
             if not alone and not peak.stays_within(*need, capacity):

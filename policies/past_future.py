@@ -97,27 +97,27 @@ class PastFuture(ContinuousBatching):
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the future peak stays within memory."""
-        running = list(view.running)
+        residents = list(view.residents)
         capacity = view.capacity_tokens * (1.0 - self.reserved)
         # However long answers get, a request never holds more than this.
         most_tokens = view.config.max_model_len + view.config.block_size
-        if (len(running) + len(view.waiting)) * most_tokens <= capacity:
+        if (len(residents) + len(view.waiting)) * most_tokens <= capacity:
             yield from view.waiting
             return
-        held = [self._used_tokens(state, view) for state in running]
+        held = [self._used_tokens(state, view) for state in residents]
         head = next(iter(view.waiting))
         # Each of them will gain a token at least: no draw is needed to see that it is too much.
-        if running and sum(held) + self._used_tokens(head, view) + len(held) + 1 > capacity:
+        if residents and sum(held) + self._used_tokens(head, view) + len(held) + 1 > capacity:
             return
         draw = np.random.default_rng([self.seed, self._step])
         if self._sorted_past is None:
             self._sorted_past = np.sort(np.array(self._past, dtype=np.float64))
         past = self._sorted_past
-        futures = min(self.samples, _MIN_SAMPLES // len(running) + 1) if running else 1
+        futures = min(self.samples, _MIN_SAMPLES // len(residents) + 1) if residents else 1
         used = np.array([*held, 0.0])
         remaining = np.empty((futures, len(used)))
-        at = draw.random((futures, len(running)))
-        remaining[:, :-1] = self._draw_remaining(running, view, past, at)
+        at = draw.random((futures, len(residents)))
+        remaining[:, :-1] = self._draw_remaining(residents, view, past, at)
         for state in view.waiting:
             most = _most_tokens(state, view)
             ends = np.minimum(draw.choice(past, futures), most) if len(past) else most

@@ -58,9 +58,9 @@ class TensorRTLLM(ContinuousBatching):
         if self.capacity_policy == "max_utilization":
             yield from view.waiting
             return
-        if self.capacity_policy == "static_batch" and view.running:
+        if self.capacity_policy == "static_batch" and view.residents:
             return
-        free = view.num_blocks - sum(declared_blocks(s, view) for s in view.running)
+        free = view.num_blocks - sum(declared_blocks(s, view) for s in view.residents)
         for state in view.waiting:
             free -= declared_blocks(state, view)
             if free < 0:

@@ -115,20 +115,21 @@ class TextGenerationInference(Policy):
 def fit_declared(view: EngineView, most_tokens: int | None) -> Iterator[RequestState]:
     """Yield who waits, in order of arrival, while all fit memory at their declared ends.
 
-    The first is yielded whatever it declares where nobody runs.
+    The first is yielded whatever it declares where nobody holds memory.
 
     Parameters
     ----------
     view : EngineView
-        Who runs and who waits.
+        Who holds memory and who waits.
     most_tokens : int, optional
         Tokens that all together may hold, if less than the whole KV cache.
     """
     blocks = view.num_blocks
     if most_tokens is not None:
         blocks = min(blocks, most_tokens // view.config.block_size)
-    blocks -= sum(declared_blocks(state, view) for state in view.running)
-    alone = not view.running
+    residents = view.residents
+    blocks -= sum(declared_blocks(state, view) for state in residents)
+    alone = not residents
     for state in view.waiting:
         blocks -= declared_blocks(state, view)
         if blocks < 0 and not alone:

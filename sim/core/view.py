@@ -70,6 +70,20 @@ class EngineView:
         return self._requests.seated()
 
     @property
+    def residents(self) -> Collection[RequestState]:
+        """Unfinished requests that hold memory here, whatever they wait for, `running` first.
+
+        Beside these, those in the pipeline and all that load from a lower tier, or are loaded,
+        with a seat or without. Who reckons with memory to come counts them.
+        """
+        requests = self._requests
+        running = requests.running.values()
+        if not (requests.in_pipeline.size or requests.loading or requests.holding):
+            return running
+        away = (*requests.loading.values(), *requests.holding.values())
+        return (*running, *requests.in_pipeline, *away)
+
+    @property
     def prefilling(self) -> Collection[RequestState]:
         """Running requests whose prompt (or recomputed sequence) is not computed yet."""
         return self._requests.prefilling.values()

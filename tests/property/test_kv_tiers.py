@@ -1,5 +1,7 @@
 """Memory in tiers: the laws of every policy hold, and nothing is lost or counted twice."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +37,18 @@ POLICIES = (
 def test_policy_with_tiers_keeps_the_laws(name, case):
     for law in ("serves_everyone", "skips_ahead_exactly", "keeps_its_promises"):
         POLICY_LAWS[law](lambda: make(name), Case(*case))
+
+
+@settings(max_examples=share(0.4))
+@given(case=tiered())
+def test_guaranteed_no_evict_with_tiers_never_evicts(case):
+    workload, config = case
+    told = [replace(a, request=replace(a.request, max_tokens=a.output_tokens)) for a in workload]
+    for name, knobs in (
+        ("tensorrt_llm", {}), ("tgi", {}), ("tgi3", {}), ("mc_sf", {"margin": 0.0}),
+    ):  # fmt: skip
+        log = laws.run(registry.make(name, **knobs), told, config)
+        assert log.requests()["num_preemptions"].sum() == 0, name
 
 
 @settings(max_examples=share(0.4))

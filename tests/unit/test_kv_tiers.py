@@ -1102,6 +1102,49 @@ def test_waits_that_only_who_holds_the_bytes_knows_are_those_of_their_steps():
     assert waits["wait_ns"].tolist() == [7 * (i + 1) for i in range(0, len(starts), 2)]
 
 
+def told(work):
+    """Return requests that say how long their answers are."""
+    return [
+        replace(
+            a,
+            request=replace(
+                a.request, max_tokens=a.output_tokens, predicted_tokens=float(a.output_tokens)
+            ),
+        )
+        for a in work
+    ]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "knobs"),
+    [
+        ("tensorrt_llm", {}),
+        ("tensorrt_llm", {"capacity_policy": "static_batch"}),
+        ("tgi", {}),
+        ("tgi3", {}),
+        ("mc_sf", {"margin": 0.0}),
+        ("past_future", {"reserved": 0.0}),
+    ],
+)
+def test_admission_by_memory_to_come_counts_who_is_being_loaded(policy, knobs, follows):
+    # Of 40 blocks the one that is loaded will hold 24 and the other 23.
+    limits = config(
+        tier(load_bytes_per_s=GB / 1000), kv_load="always",
+        offloading_connector=follows, load_takes_seat=not follows,
+    )  # fmt: skip
+    work = [
+        *evicting_work()[:3],
+        arrival(3, 300_000, 8 * BLOCK + 1, 16 * BLOCK - 1, prefix_hash_ids=DOCUMENT),
+        arrival(4, 300_100, BLOCK, 22 * BLOCK),
+    ]
+    log = run_laws(registry.make(policy, **knobs), told(work), limits)
+    assert [row["id"] for row in copies_of(log, is_load=1)] == [3]
+    requests = log.requests()
+    assert requests["first_scheduled_ns"][4] > requests["first_token_ns"][3]
+    assert not requests["num_preemptions"].any()
+
+
 @pytest.mark.parametrize("takes_seat", [True, False])
 def test_request_on_its_way_from_a_tier_is_counted_where_it_has_a_seat_or_waits(takes_seat):
     slow = tier(load_bytes_per_s=1e7)  # a block takes ten steps
