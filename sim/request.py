@@ -15,8 +15,17 @@ if TYPE_CHECKING:
     from schedlab.sim.kv.prompt import Prompt
 
 
+LARGEST: Final = 1e15
+"""The largest measure of anything; what policies multiply and round stays finite."""
+SHORTEST_TARGET_MS: Final = 1e-6
+"""A nanosecond: time is counted in these."""
+
+
 class Slo(NamedTuple):
-    """Latency targets of a request; `None` means no target in that dimension."""
+    """Latency targets of a request; `None` means no target in that dimension.
+
+    Whoever reads them from outside holds them to `SHORTEST_TARGET_MS` and `LARGEST`.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None

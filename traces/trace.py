@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import TraceError
+from schedlab.sim.request import LARGEST, SHORTEST_TARGET_MS
 from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.read_report import ReadReport, merged
 from schedlab.traces.row_error import RowError
@@ -21,7 +22,9 @@ Float64 = npt.NDArray[np.float64]
 Text = npt.NDArray[np.object_]
 
 _INTEGERS = ("arrival_ns", "prompt_tokens", "output_tokens", "max_tokens", "priority")
-_TARGETS = ("deadline_s", "slo_ttft_ms", "slo_tpot_ms")
+_TARGETS = {"deadline_s": 1000.0, "slo_ttft_ms": 1.0, "slo_tpot_ms": 1.0}
+"""How many milliseconds one of it is."""
+_TARGET_BOUNDS = f"must be {SHORTEST_TARGET_MS:g} to {LARGEST:g} ms"
 _TEXTS = ("application", "session", "tenant", "prompt")
 _ABSENT: dict[str, object] = {"max_tokens": 0, "priority": 0}
 
@@ -93,9 +96,13 @@ class Trace:
             _require(getattr(self, name) >= 1, name, "must be >= 1", self, origin)
         if self.max_tokens is not None:
             _require(self.max_tokens >= 0, "max_tokens", "must be >= 0", self, origin)
-        for name in _TARGETS:
+        for name, unit_ms in _TARGETS.items():
             if (target := getattr(self, name)) is not None:
-                _require(np.isnan(target) | (target > 0), name, "must be > 0", self, origin)
+                absent = np.isnan(target)
+                _require(absent | (target > 0), name, "must be > 0", self, origin)
+                shortest, longest = SHORTEST_TARGET_MS / unit_ms, LARGEST / unit_ms
+                measured = (target >= shortest) & (target <= longest)
+                _require(absent | measured, name, _TARGET_BOUNDS, self, origin)
         if self.prefix is not None:
             self._check_prefix(self.prefix, origin)
         if self.arrival_ns is not None:

@@ -17,6 +17,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from schedlab.sim.request import LARGEST, SHORTEST_TARGET_MS
+
 Data = dict[str, Any]
 """Plain nested data, as YAML gives it."""
 
@@ -27,7 +29,6 @@ def whole(value: object) -> object:
 
 
 _MOST = 2**40
-_LARGEST = 1e15
 
 
 def measurable(value: float) -> float:
@@ -35,9 +36,16 @@ def measurable(value: float) -> float:
 
     These limits are too far away to be told with every key.
     """
-    most = _MOST if isinstance(value, int) else _LARGEST
+    most = _MOST if isinstance(value, int) else LARGEST
     if abs(value) > most:
         raise ValueError(f"must be at most {most:g}, got {value:g}")
+    return value
+
+
+def _countable(value: float) -> float:
+    """Refuse a time that is shorter than time is counted in."""
+    if value < SHORTEST_TARGET_MS:
+        raise ValueError(f"must be at least {SHORTEST_TARGET_MS:g}, got {value:g}")
     return value
 
 
@@ -45,6 +53,7 @@ Count = Annotated[int, Field(ge=1), BeforeValidator(whole), AfterValidator(measu
 CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(whole), AfterValidator(measurable)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Finite, Field(gt=0), AfterValidator(measurable)]
+Milliseconds = Annotated[Positive, AfterValidator(_countable)]
 NonNegative = Annotated[Finite, Field(ge=0), AfterValidator(measurable)]
 Seconds = Annotated[Finite, Field(ge=0, le=1e9)]
 Fraction = Annotated[Finite, Field(gt=0, le=1)]

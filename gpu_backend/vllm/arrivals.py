@@ -12,7 +12,7 @@ import numpy as np
 from schedlab.policies.predictors import registry
 from schedlab.policies.predictors.predictor import PredictionInputs, Predictor
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.request import Request, Slo
+from schedlab.sim.request import LARGEST, SHORTEST_TARGET_MS, Request, Slo
 
 _NAMES = ("application", "session", "tenant")
 _KEYS = (*_NAMES, "predicted_tokens", "slo")
@@ -68,23 +68,25 @@ class Arrivals:
         predictor, tokenizer, ids = self._predictor, self._tokenizer, request.prompt_token_ids
         assert predictor is not None
         name = type(predictor).__name__
-        text = None
-        if tokenizer is not None and ids is not None:
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-        inputs = PredictionInputs(
-            prompt_tokens=np.array([request.num_prompt_tokens]),
-            output_tokens=np.empty(0, dtype=np.int64),
-            rng=self._rng,
-            application=_column(application),
-            prompt=_column(text),
-            prompt_ids=_column(ids),
-        )
         try:
+            text = None
+            if tokenizer is not None and ids is not None:
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+            inputs = PredictionInputs(
+                prompt_tokens=np.array([request.num_prompt_tokens]),
+                output_tokens=np.empty(0, dtype=np.int64),
+                rng=self._rng,
+                application=_column(application),
+                prompt=_column(text),
+                prompt_ids=_column(ids),
+            )
             (predicted,) = predictor.predict(inputs)
+            is_measure = math.fabs(predicted) <= LARGEST
         except Exception as error:
             raise SpecError(f"predictor {name}: {type(error).__name__}: {error}") from error
-        if not math.isfinite(predicted):
-            raise SpecError(f"predictor {name} says {predicted}, which orders nothing")
+        if not is_measure:
+            bounds = f"{-LARGEST:g} to {LARGEST:g}"
+            raise SpecError(f"predictor {name} says {predicted}, which is no number of {bounds}")
         return float(predicted)
 
 
@@ -125,11 +127,15 @@ def carried(extra_args: Mapping[str, object] | None) -> dict[str, Any]:
             found = json.loads(found)
         except (ValueError, RecursionError) as error:
             raise SpecError(f"schedlab: not a mapping in JSON: {error}") from None
-    told = _checked_keys(found, _KEYS, "schedlab")
+    told = checked_keys(found, _KEYS, "schedlab")
     if told.get("slo") is not None:
-        targets = _checked_keys(told["slo"], Slo._fields, "schedlab.slo")
+        targets = checked_keys(told["slo"], Slo._fields, "schedlab.slo")
         told["slo"] = Slo(
-            **{k: _number(v, f"schedlab.slo.{k}", 0) for k, v in targets.items() if v is not None}
+            **{
+                key: _number(value, f"schedlab.slo.{key}", SHORTEST_TARGET_MS)
+                for key, value in targets.items()
+                if value is not None
+            }
         )
     if told.get("predicted_tokens") is not None:
         told["predicted_tokens"] = _number(told["predicted_tokens"], "schedlab.predicted_tokens")
@@ -139,7 +145,18 @@ def carried(extra_args: Mapping[str, object] | None) -> dict[str, Any]:
     return {key: value for key, value in told.items() if value is not None}
 
 
-def _checked_keys(found: object, known: tuple[str, ...], where: str) -> dict[str, Any]:
+def checked_keys(found: object, known: tuple[str, ...], where: str) -> dict[str, Any]:
+    """Return a mapping that has known keys only, or raise SpecError.
+
+    Parameters
+    ----------
+    found : object
+        What was given.
+    known : tuple of str
+        The keys it may have.
+    where : str
+        How a message calls it.
+    """
     if not isinstance(found, Mapping):
         raise SpecError(f"{where} must be a mapping, got {found!r:.80}")
     for key in found:
@@ -148,11 +165,11 @@ def _checked_keys(found: object, known: tuple[str, ...], where: str) -> dict[str
     return dict(found)
 
 
-def _number(value: object, where: str, above: float = -math.inf) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and above < value < math.inf:
-        return float(value)
-    least = "" if above == -math.inf else f" > {above:g}"
-    raise SpecError(f"{where} must be a finite number{least}, got {value!r:.80}")
+def _number(value: object, where: str, least: float = -LARGEST) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and least <= value <= LARGEST:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    raise SpecError(f"{where} must be a number of {least:g} to {LARGEST:g}, got {value!r:.80}")
 
 
 def _make_predictor(spec: object) -> Predictor:

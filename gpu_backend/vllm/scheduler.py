@@ -26,7 +26,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from schedlab.gpu_backend.vllm import release
-from schedlab.gpu_backend.vllm.arrivals import Arrivals, bare
+from schedlab.gpu_backend.vllm.arrivals import Arrivals, bare, checked_keys
 from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
 from schedlab.gpu_backend.vllm.refusals import refuse_policy, refuse_server
 from schedlab.gpu_backend.vllm.requests import Requests
@@ -38,10 +38,11 @@ from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError, nearest
+from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError, described, look_alike
 from schedlab.sim.request import Request, RequestState, Status
 
 _KEYS = ("policy", "cost_model", "hardware", "model")
+_EXAMPLE = 'write \'{"schedlab": {"policy": {"name": "fcfs"}}}\''
 _log = logging.getLogger("vllm.schedlab")
 """Shown as vLLM shows its own."""
 
@@ -158,8 +159,9 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             refused = None
             try:
                 seen = self.seen(request)
-            except SpecError as error:
-                seen, refused = bare(request, next(self._ids), now_ns), str(error)
+            except Exception as error:  # of one request, whatever it is
+                seen = bare(request, next(self._ids), now_ns)
+                refused = str(error) if isinstance(error, SpecError) else described(error)
             state = self.plan_requests.add(request, seen, now_ns)
             if refused is not None:
                 self._reject(request, refused)
@@ -316,12 +318,13 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
 
 def _given(additional_config: object) -> Mapping[str, Any]:
     """Return what a server was given for its policy."""
-    given = additional_config.get("schedlab") if isinstance(additional_config, Mapping) else None
-    given = given if isinstance(given, Mapping) else {}
-    for key in given:
-        if key not in _KEYS:
-            raise SpecError(f"schedlab: unknown key {key!r:.80}; {nearest(str(key), _KEYS)}")
-    return given
+    found = additional_config or {}
+    if not isinstance(found, Mapping):
+        raise SpecError(f"--additional-config must be a mapping, got {found!r:.80}; {_EXAMPLE}")
+    # Other keys may be meant for others.
+    if "schedlab" not in found and (near := look_alike("schedlab", map(str, found))):
+        raise SpecError(f"--additional-config: unknown key {near!r:.80}; did you mean schedlab?")
+    return checked_keys(found.get("schedlab", {}), _KEYS, "schedlab")
 
 
 def _policy_spec(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,10 +332,11 @@ def _policy_spec(given: Mapping[str, Any]) -> dict[str, Any]:
     spec = given.get("policy")
     if isinstance(spec, str):
         spec = {"name": spec}
-    if not isinstance(spec, Mapping) or "name" not in spec:
+    if spec is None:
+        raise SpecError(f"--additional-config names no policy; {_EXAMPLE}")
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise SpecError(
-            "--additional-config names no policy; "
-            'write \'{"schedlab": {"policy": {"name": "fcfs"}}}\''
+            f"schedlab.policy must be a name, or a mapping with one, got {spec!r:.80}; {_EXAMPLE}"
         )
     return dict(spec)
 

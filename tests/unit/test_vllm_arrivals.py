@@ -11,6 +11,7 @@ from schedlab import core
 if core.running() != "python":
     pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
 
+from schedlab.experiments.specification.slo import SloTargets
 from schedlab.gpu_backend.vllm.arrivals import Arrivals
 from schedlab.policies.predictors.predictor import Predictor
 from schedlab.sim.errors import SpecError
@@ -73,10 +74,24 @@ def test_request_that_carries_nothing_shows_what_vllm_knows():
         ({"predicted_token": 3}, "unknown key 'predicted_token'; did you mean predicted_tokens"),
         ({"slo": 3}, "schedlab.slo must be a mapping"),
         ({"slo": {"tftt_ms": 3}}, "schedlab.slo: unknown key 'tftt_ms'; did you mean ttft_ms"),
-        ({"slo": {"ttft_ms": 0}}, "schedlab.slo.ttft_ms must be a finite number > 0, got 0"),
-        ({"predicted_tokens": True}, "predicted_tokens must be a finite number, got True"),
-        ({"predicted_tokens": float("nan")}, "predicted_tokens must be a finite number, got nan"),
+        ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms must be a number of 1e-06 to 1e+15, got 0"),
+        (
+            {"predicted_tokens": True},
+            "predicted_tokens must be a number of -1e+15 to 1e+15, got True",
+        ),
+        ({"predicted_tokens": float("nan")}, "must be a number of -1e+15 to 1e+15, got nan"),
         ({"tenant": ["a"]}, "schedlab.tenant must be a name"),
+        (
+            {"predicted_tokens": 10**400},
+            "predicted_tokens must be a number of -1e+15 to 1e+15, got",
+        ),
+        ({"predicted_tokens": -1e16}, "predicted_tokens must be a number of -1e+15 to 1e+15, got"),
+        (
+            {"slo": {"ttft_ms": 1e308}},
+            "schedlab.slo.ttft_ms must be a number of 1e-06 to 1e+15, got",
+        ),
+        ({"slo": {"tpot_ms": 5e-324}}, "schedlab.slo.tpot_ms must be a number of 1e-06 to 1e+15"),
+        ({"slo": {"e2el_ms": 10**400}}, "schedlab.slo.e2el_ms must be a number of 1e-06 to 1e+15"),
     ],
 )
 def test_request_that_carries_nonsense_is_told_the_key(carried, said):
@@ -84,6 +99,23 @@ def test_request_that_carries_nonsense_is_told_the_key(carried, said):
         Arrivals().seen(sent(1, schedlab=carried), 0, 0)
     assert said in str(told.value)
     assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize("ms", [1e-6, 1e15])
+def test_request_with_a_target_at_a_bound_is_told_as_in_an_experiment(ms):
+    seen = Arrivals().seen(sent(1, schedlab={"slo": {"ttft_ms": ms}, "predicted_tokens": ms}), 0, 0)
+    assert (seen.slo, seen.predicted_tokens) == (Slo(ttft_ms=ms), ms)
+    assert SloTargets(ttft_ms=ms).ttft_ms == ms
+
+
+def test_request_whose_text_cannot_be_decoded_is_told_of_the_predictor():
+    class Broken:
+        def decode(self, ids, skip_special_tokens):
+            raise OverflowError("out of range")
+
+    found = Arrivals("tests.unit.test_vllm_arrivals:Reads", Broken)
+    with pytest.raises(SpecError, match="predictor Reads: OverflowError: out of range"):
+        found.seen(sent(7), 0, 0)
 
 
 def test_predictor_is_asked_with_text_and_ids_unless_the_request_carries_a_prediction():
@@ -112,16 +144,17 @@ class Says(Predictor):
         return self.says
 
 
-@pytest.mark.parametrize("says", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("says", [np.inf, -np.inf, np.nan, 1e300])
 def test_prediction_that_is_no_finite_number_orders_nothing_and_is_refused(monkeypatch, says):
     found = Arrivals("constant")
     monkeypatch.setattr(found, "_predictor", Says([says]))
     with pytest.raises(SpecError) as caught:
         found.seen(sent(7, 8), 0, 0)
-    assert str(caught.value) == f"predictor Says says {says}, which orders nothing"
+    expected = f"predictor Says says {says}, which is no number of -1e+15 to 1e+15"
+    assert str(caught.value) == expected
 
 
-@pytest.mark.parametrize("says", [[], [1.0, 2.0], None])
+@pytest.mark.parametrize("says", [[], [1.0, 2.0], None, ["long"], np.array(["7"])])
 def test_predictor_that_says_other_than_one_number_is_named(monkeypatch, says):
     found = Arrivals("constant")
     monkeypatch.setattr(found, "_predictor", Says(says))

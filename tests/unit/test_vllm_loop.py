@@ -1,6 +1,7 @@
 """What the scheduler inside vLLM and the replay around it decide, with a stand-in for vLLM."""
 
 import importlib
+import re
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -441,16 +442,25 @@ def test_request_without_a_prediction_that_the_policy_needs_is_rejected_and_its_
     assert scheduler.update_from_output(None, {}) == {}, "it is told once"
 
 
-def test_request_that_carries_nonsense_is_rejected_alone_and_its_client_told(scheduler):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SpecError("schedlab.slo must be a mapping"), "schedlab.slo must be a mapping"),
+        (OverflowError("too large"), "OverflowError: too large"),
+    ],
+)
+def test_request_that_carries_nonsense_is_rejected_alone_and_its_client_told(
+    scheduler, error, said
+):
     def seen(request):
-        raise SpecError("schedlab.slo must be a mapping")
+        raise error
 
     scheduler.seen, scheduler._ids = seen, iter([5])
     scheduler.add_request(sent(1))
     assert scheduler.plan_requests.state_of("1").id == 5
     assert scheduler.plan_requests.queued == scheduler._blocked == []
     outputs = scheduler.update_from_output(None, {})
-    assert outputs[0].outputs[0].stop_reason == "schedlab.slo must be a mapping"
+    assert outputs[0].outputs[0].stop_reason == said
 
 
 def test_policy_hears_once_of_who_is_answered_or_aborted_and_not_of_the_rejected(scheduler):
@@ -646,17 +656,30 @@ def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
     assert isinstance(made, type(registry.make("sjf")))
 
 
-@pytest.mark.parametrize(
-    "config", [None, {}, {"schedlab": 3}, {"schedlab": {}}, {"schedlab": {"policy": {}}}]
-)
+@pytest.mark.parametrize("config", [None, {}, {"other": 3}, {"schedlab": {}}])
 def test_server_without_a_policy_is_told_how_to_name_one(ours, config):
     with pytest.raises(SpecError, match="--additional-config names no policy; write"):
         ours.scheduler._policy_spec(ours.scheduler._given(config))
 
 
-def test_key_that_no_server_knows_is_refused_with_the_nearest(ours):
-    with pytest.raises(SpecError, match=r"unknown key 'cost_modle'; did you mean cost_model"):
-        ours.scheduler._given({"schedlab": {"policy": "fcfs", "cost_modle": "roofline"}})
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (["fcfs"], "--additional-config must be a mapping, got ['fcfs']; write"),
+        ({"Schedlab": {"policy": "fcfs"}}, "unknown key 'Schedlab'; did you mean schedlab?"),
+        ({"schedlab": 3}, "schedlab must be a mapping, got 3"),
+        (
+            {"schedlab": {"policy": "fcfs", "cost_modle": "roofline"}},
+            "schedlab: unknown key 'cost_modle'; did you mean cost_model",
+        ),
+        ({"schedlab": {"policy": {}}}, "schedlab.policy must be a name, or a mapping with one, "),
+        ({"schedlab": {"policy": {"name": 3}}}, "schedlab.policy must be a name, or a mapping"),
+        ({"schedlab": {"policy": ["fcfs"]}}, "schedlab.policy must be a name, or a mapping"),
+    ],
+)
+def test_server_whose_configuration_is_mistaken_is_told_the_key(ours, config, said):
+    with pytest.raises(SpecError, match=re.escape(said)):
+        ours.scheduler._policy_spec(ours.scheduler._given(config))
 
 
 @pytest.mark.parametrize(("asks", "is_refused"), [(False, True), (True, False)])

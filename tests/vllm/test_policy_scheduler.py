@@ -33,6 +33,29 @@ def test_server_without_a_policy_says_how_to_name_one():
         scheduler(None)
 
 
+@pytest.mark.parametrize("policy", ["edf", "gittins", "sjf", "slai"])
+@pytest.mark.parametrize(
+    "carried",
+    [
+        {"predicted_tokens": 10**400},
+        {"predicted_tokens": 10**5000},
+        {"predicted_tokens": 1e300},
+        {"predicted_tokens": 3, "slo": {"ttft_ms": 1e308}},
+        {"predicted_tokens": 3, "slo": {"tpot_ms": 5e-324}},
+    ],
+)
+def test_request_that_carries_a_number_beyond_all_measure_is_refused_alone(policy, carried):
+    server = scheduler(policy)
+    first, second = draw(0).arrivals[:2]
+    bad = vllm_steps.vllm_request(first.request, first.output_tokens, server.block_size)
+    bad.sampling_params.extra_args = {"schedlab": carried}
+    good = vllm_steps.vllm_request(second.request, second.output_tokens, server.block_size)
+    server.add_request(bad)
+    server.add_request(good)
+    assert bad.status == RequestStatus.FINISHED_ERROR
+    assert list(server.schedule().num_scheduled_tokens) == [good.request_id]
+
+
 def test_unknown_policy_is_refused_with_the_nearest_name():
     with pytest.raises(SpecError, match=r"unknown policy 'fcsf'.*fcfs"):
         scheduler("fcsf")
