@@ -37,9 +37,9 @@ def fenced(policy: type[Policy]) -> Iterator[None]:
     Raises
     ------
     PolicyError
-        If a call into it raises (also SystemExit), or does not come back within `LIMIT_S`.
-        Nothing is limited where a debugger is at work, outside the main thread, and where there
-        are no timers.
+        If a call into it raises (also SystemExit and GeneratorExit), or does not come back within
+        `LIMIT_S`. Nothing is limited where a debugger is at work, outside the main thread, and
+        where there are no timers.
     SpecError
         If ``SCHEDLAB_PLAN_LIMIT_S`` is no number of seconds.
     """
@@ -50,7 +50,7 @@ def fenced(policy: type[Policy]) -> Iterator[None]:
     with _watched(files, caller, _limit_s()):
         try:
             yield
-        except (SchedlabError, KeyboardInterrupt, MemoryError, GeneratorExit):
+        except (SchedlabError, KeyboardInterrupt, MemoryError):
             raise
         except BaseException as error:
             frames = traceback.extract_tb(error.__traceback__)

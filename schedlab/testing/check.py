@@ -13,6 +13,8 @@ from schedlab.testing.cases import Case, smallest
 T = TypeVar("T")
 Law = Callable[[T, Case], None]
 """Called with what is checked and a case; raises whatever comes up if the law does not hold."""
+FAULTS = (Exception, SystemExit, GeneratorExit)
+"""What may come up. Whoever ends the process keeps no law; only Ctrl-C is the user's own."""
 
 
 class LawBroken(AssertionError):  # noqa: N818 - it reads as a sentence
@@ -103,10 +105,12 @@ def raise_first(found: Iterable[Verdict]) -> None:
 def _first_broken(
     subject: str, make: T, name: str, meaning: str, law: Law[T], cases: Sequence[Case]
 ) -> LawBroken | None:
-    def error_of(case: Case) -> Exception | None:
+    def error_of(case: Case) -> BaseException | None:
         try:
             law(make, case)
-        except Exception as error:
+        except FAULTS as error:
+            if _is_told_to_end(error):
+                raise
             return error
         return None
 
@@ -121,14 +125,21 @@ def _first_broken(
     return None
 
 
+def _is_told_to_end(error: BaseException) -> bool:
+    """Return whether a signal that a command of ours honours ended the process."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    where = str(frame.f_globals.get("__name__"))
+    return isinstance(error, SystemExit) and where.startswith("schedlab.experiments.")
+
+
 def _fails_like(
-    error: Exception, error_of: Callable[[Case], Exception | None]
+    error: BaseException, error_of: Callable[[Case], BaseException | None]
 ) -> Callable[[Case], bool]:
     """Return whether a case gives the same kind of error: another fault must not be shown."""
     return lambda case: type(error_of(case)) is type(error)
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     if isinstance(error, AssertionError):
         return str(error)
     if isinstance(error, SchedlabError):

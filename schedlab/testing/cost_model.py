@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.testing.check import LawBroken
+from schedlab.testing.check import FAULTS, LawBroken
 from schedlab.testing.laws import require
 
 ShapeLaw = Callable[[CostModel, BatchShape, int], None]
@@ -47,7 +47,7 @@ def check_cost_model(
             shape, k = random_shape(draw), draw.choice((1, 2, 17, 120))
             try:
                 law(model, shape, k)
-            except Exception as error:
+            except FAULTS as error:
                 reason = f"{error}" if isinstance(error, AssertionError) else repr(error)
                 subject = f"cost model {type(model).__name__}"
                 raise LawBroken(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from schedlab.sim.errors import TraceError
-from schedlab.testing.check import LawBroken
+from schedlab.testing.check import FAULTS, LawBroken
 from schedlab.testing.laws import require
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import peek
@@ -45,7 +45,7 @@ def check_reader(reader: Reader, sample: Path, *, only: str | Iterable[str] | No
         with tempfile.TemporaryDirectory() as folder:
             try:
                 law(reader, Path(sample), Path(folder))
-            except Exception as error:
+            except FAULTS as error:
                 text = str(error)
                 reason = text if isinstance(error, AssertionError) else repr(error)
                 raise LawBroken(f"reader {reader.name!r}", name, meaning, reason, None) from error
@@ -112,7 +112,7 @@ def names_file_and_row_of_a_mistake(reader: Reader, sample: Path, folder: Path) 
             require(
                 path.name in str(error), f"the error of a file with {what} names no file: {error}"
             )
-        except Exception as error:
+        except FAULTS as error:
             raise AssertionError(
                 f"a file with {what} ends in {error!r}, not a TraceError"
             ) from error

@@ -36,6 +36,25 @@ def test_fence_around_a_class_without_a_source_file_names_the_line_that_raised(m
         run(spec)
 
 
+@pytest.mark.parametrize(
+    ("error", "said"), [("SystemExit(0)", "SystemExit: 0"), ("GeneratorExit", "GeneratorExit")]
+)
+def test_fence_tells_of_a_policy_that_would_end_the_process(monkeypatch, error, said):
+    spec = typed(monkeypatch, f"raise {error}")
+    with pytest.raises(PolicyError, match=rf"policy Typed: key\(\) raised {said} \(<cell 1>:3\)"):
+        run(spec)
+
+
+def test_fence_around_a_generator_that_is_closed_says_nothing():
+    def fenced_steps():
+        with fence.fenced(ContinuousBatching):
+            yield 1
+
+    steps = fenced_steps()
+    assert next(steps) == 1
+    steps.close()
+
+
 def frame(file, back=None):
     return SimpleNamespace(f_code=SimpleNamespace(co_filename=file), f_back=back)
 

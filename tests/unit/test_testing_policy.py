@@ -388,6 +388,24 @@ def test_command_for_a_policy_that_raises_says_once_where_and_what_else_breaks()
     assert "the same breaks serves_everyone" in done.output
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit()])
+def test_policy_that_ends_the_process_breaks_the_law_that_was_checked(error):
+    class Quitting(ContinuousBatching):
+        def on_finish(self, state, now_ns):
+            raise error
+
+    with pytest.raises(LawBroken, match=rf"{type(error).__name__}.* in on_finish\(\) \(test_test"):
+        check_policy(Quitting, only="serves_everyone", num_cases=1)
+
+
+def test_command_that_is_told_to_end_while_it_checks_ends(monkeypatch):
+    told = {"__name__": "schedlab.experiments.commands.cli"}
+    exec("import sys\ndef end(*_): sys.exit(143)", told)
+    monkeypatch.setattr(ContinuousBatching, "plan", told["end"])
+    with pytest.raises(SystemExit):
+        check_policy(ContinuousBatching, only="serves_everyone", num_cases=1)
+
+
 def test_policy_that_is_watched_is_told_by_its_own_name():
     with pytest.raises(LawBroken, match="policy DriftingKeys at t = "):
         check_policy(DriftingKeys, only="has_sane_keys")
