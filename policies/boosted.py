@@ -8,7 +8,7 @@ from schedlab.policies.wrapper import Inner, Wrapper
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import WAITS, RequestState
+from schedlab.sim.request import RequestState
 
 
 @register("boosted")
@@ -101,7 +101,7 @@ class Boosted(Wrapper):
         for state, since in self._since.items():
             if not self._is_due(state, since, view.now_ns):
                 break
-            if state.status is WAITS:
+            if view.waits(state):
                 boosted.add(state)
                 yield state
         for state in super().candidates(view, builder):

@@ -71,8 +71,7 @@ class HighestResponseRatioNext(ContinuousBatching):
     def order(self, view: EngineView) -> Iterator[RequestState]:
         """Yield by descending response ratio; equal ones by arrival."""
         ratios = (view.now_ns - self._arrivals_ns) / self._service
-        seated = (*view.running, *view.in_pipeline, *view.loading)
-        ratios[[self._slots[state] for state in seated]] = -math.inf
+        ratios[[self._slots[state] for state in view.residents]] = -math.inf
         while (best := ratios.max()) > -math.inf:
             equal = []
             for i in np.flatnonzero(ratios == best).tolist():

@@ -63,7 +63,7 @@ def plan_step(
             could_admit = builder.seats_left > 0 and builder.tokens_left > 0
             if not (fits and could_admit):
                 break
-        if fits and could_admit:
+        if fits and could_admit and len(view.waiting):
             candidates = view.waiting if is_plain else hooks.candidates(view, builder)
             for state in candidates:
                 most = None if is_plain else hooks.chunk(state, view)

@@ -8,7 +8,7 @@ from schedlab.policies.tenant_service import Tenant, charge_generated, is_waitin
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import WAITS, RequestState
+from schedlab.sim.request import RequestState
 
 
 @register("vtc")
@@ -108,8 +108,7 @@ class VirtualTokenCounter(ContinuousBatching):
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the oldest request of the least served tenant, charging each prompt."""
         counters = dict(self.counters)
-        # Who is loaded without a seat waits in no queue: he has been seen to already.
-        queues = {t: (s for s in self._waiting(t) if s in view.waiting) for t in self._queues}
+        queues = {t: filter(view.waits, queue) for t, queue in self._queues.items()}
         heads = {t: state for t, queue in queues.items() if (state := next(queue, None))}
         while heads:
             tenant, state = min(
@@ -125,9 +124,6 @@ class VirtualTokenCounter(ContinuousBatching):
                 del heads[tenant]
             else:
                 heads[tenant] = following
-
-    def _waiting(self, tenant: Tenant) -> Iterator[RequestState]:
-        return (s for s in self._queues.get(tenant, ()) if s.status is WAITS)
 
     def _weight(self, tenant: Tenant) -> float:
         return self._weights.get(tenant, 1.0)

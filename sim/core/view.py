@@ -11,7 +11,7 @@ from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import WAITS, RequestState
 
 if TYPE_CHECKING:
     from schedlab.sim.core.engine import Engine
@@ -154,6 +154,13 @@ class EngineView:
         if not requests.come:
             return []
         return [state for i, state in requests.holding.items() if i in requests.come]
+
+    def waits(self, state: RequestState) -> bool:
+        """Whether a request that the policy knows of is in the queue, at O(1).
+
+        Who is loaded without a seat, or on his way so, is not: his turn has come already.
+        """
+        return state.status is WAITS and state.id not in self._requests.holding
 
     @property
     def in_pipeline(self) -> Collection[RequestState]:

@@ -25,8 +25,8 @@ def tiered(draw):
 
 # Every way of asking for tokens: the loop of vLLM, ranks, chunks, and plans of their own.
 POLICIES = (
-    "fcfs", "aged", "fastserve", "hygen", "ltr", "nested_wait/theory", "plas", "prefill_first",
-    "program_srpt", "qoserve", "sarathi", "tgi3", "vtc",
+    "fcfs", "aged", "boosted", "fastserve", "hrrn", "hygen", "ltr", "nested_wait/theory",
+    "past_future", "plas", "prefill_first", "program_srpt", "qoserve", "sarathi", "tgi3", "vtc",
 )  # fmt: skip
 
 

@@ -635,10 +635,23 @@ def test_engine_that_dies_gives_back_whom_it_was_loading():
     assert [state.id for state in engine.die(300_001)] == [3]
 
 
-def test_vtc_does_not_admit_again_who_was_loaded_without_a_seat():
-    limits = config(offloading_connector=True, load_takes_seat=False, kv_load="always")
-    log = run_laws(registry.make("vtc"), evicting_work(), limits)
-    assert copies_of(log, is_load=True)
+@pytest.mark.parametrize(
+    ("policy", "knobs"),
+    [
+        ("vtc", {}),
+        ("hrrn", {}),
+        ("boosted", {"threshold_s": 0.0}),
+        ("past_future", {"reserved": 0.0}),
+    ],
+)
+def test_policy_with_an_order_of_its_own_passes_over_who_is_loaded_without_a_seat(policy, knobs):
+    limits = connected(tier(load_bytes_per_s=GB / 10))
+    work = [*evicting_work(), arrival(4, 302_000, 1, 1), arrival(5, 400_000, 1, 1)]
+    log = run_laws(registry.make(policy, **knobs), told(work), limits)
+    (load,) = copies_of(log, is_load=True)
+    assert load["id"] == 3
+    requests = log.requests()
+    assert requests["first_scheduled_ns"][3:5].tolist() == [load["done_ns"], 302_000]
 
 
 def test_promise_ends_where_a_step_evicts_what_somebody_who_waits_would_then_load():
@@ -688,10 +701,12 @@ def test_request_that_loads_reuses_no_more_than_the_gpu_holds():
     assert told == [3 * BLOCK], "six blocks, of which three are loaded"
 
 
-def connected(**keys):
+def connected(*tiers, **keys):
     """Return limits that follow vLLM's connector, and load whatever they find."""
     keys = {"max_model_len": 640, "max_num_batched_tokens": 64, **keys}
-    return config(offloading_connector=True, kv_load="always", load_takes_seat=False, **keys)
+    return config(
+        *tiers, offloading_connector=True, kv_load="always", load_takes_seat=False, **keys
+    )
 
 
 def test_request_loaded_to_its_end_has_all_but_its_last_token_cached():

@@ -266,5 +266,5 @@ def test_boosted_serves_who_comes_back_from_another_engine_by_its_arrival():
     came = [RequestState(arrival(i, at).request) for i, at in enumerate((500, 9_000, 100))]
     for state in came:
         policy.on_arrival(state, 9_500)
-    view = SimpleNamespace(now_ns=9_500, waiting=came)
+    view = SimpleNamespace(now_ns=9_500, waiting=came, waits=came.__contains__)
     assert [state.id for state in policy.candidates(view, None)] == [2, 0, 1]
