@@ -8,7 +8,7 @@ from schedlab.policies.tenant_service import Tenant, charge_generated, is_waitin
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RUNS, RequestState
 
 
 @register("vtc")
@@ -61,6 +61,8 @@ class VirtualTokenCounter(ContinuousBatching):
         self._queues: dict[Tenant, dict[RequestState, None]] = {}
         self._new: list[RequestState] = []
         self._charged_tokens: dict[int, int] = {}
+        self._charged_prompts: set[int] = set()
+        self._gone: list[int] = []  # of whom the plan still tells
         self._last_to_leave: Tenant = None
 
     def on_start(self, view: EngineView) -> None:
@@ -71,6 +73,8 @@ class VirtualTokenCounter(ContinuousBatching):
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let the tenant take part; while a step is under way, from its end on."""
         self._new.append(state)
+        if state.status is RUNS or state.num_preemptions:  # charged where it was before
+            self._charged_prompts.add(state.id)
         if not (self._view.running or self._view.in_pipeline):
             self._take_in_new()
 
@@ -82,11 +86,17 @@ class VirtualTokenCounter(ContinuousBatching):
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge admitted prompts and new output tokens."""
-        for state in plan.admitted:
-            if not state.num_preemptions:
+        charged, admitted = self._charged_prompts, plan.admitted
+        # No step tells of a plan that only loads: whom it loads is seen with his first chunk.
+        loaded = [s for s, _ in plan.chunks if s.id not in charged and s not in admitted]
+        for state in (*admitted, *loaded):
+            if state.id not in charged:
+                charged.add(state.id)
                 self._charge(state, self.input_weight * state.request.prompt_tokens)
             if not self._is_waiting(state.request.tenant):
                 self._last_to_leave = state.request.tenant
+        charged.difference_update(self._gone)
+        self._gone.clear()
         self._charge_output(self._view.running)
         if self._new:
             self._take_in_new()
@@ -95,6 +105,7 @@ class VirtualTokenCounter(ContinuousBatching):
         """Charge the last tokens."""
         self._charge_output((state,))
         self._charged_tokens.pop(state.id, None)
+        self._gone.append(state.id)
         del self._queues[state.request.tenant][state]
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
@@ -116,7 +127,7 @@ class VirtualTokenCounter(ContinuousBatching):
                 key=lambda item: (counters[item[0]], item[1].request.arrival_ns, item[1].id),
             )
             yield state
-            if not state.num_preemptions:
+            if state.id not in self._charged_prompts:
                 charge = self.input_weight * state.request.prompt_tokens
                 counters[tenant] += charge / self._weight(tenant)
             following = next(queues[tenant], None)

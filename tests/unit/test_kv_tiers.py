@@ -654,6 +654,24 @@ def test_policy_with_an_order_of_its_own_passes_over_who_is_loaded_without_a_sea
     assert requests["first_scheduled_ns"][3:5].tolist() == [load["done_ns"], 302_000]
 
 
+@pytest.mark.parametrize("slower", [1, 10])
+@pytest.mark.parametrize("follows", [None, False, True])
+def test_vtc_charges_each_prompt_once_however_it_comes_by_its_kv(follows, slower):
+    # The plan that lets him load may compute something, or nothing: then no step tells of it.
+    keys = {"kv_load": "always", "offloading_connector": follows, "load_takes_seat": not follows}
+    limits = config(tier(load_bytes_per_s=GB / slower), **keys)
+    if follows is None:
+        limits = EngineConfig(num_blocks=40, max_model_len=400, enable_prefix_caching=True)
+    for more in ([], [arrival(4, 300_000, BLOCK, 20), arrival(5, 300_100, 1, 1)]):
+        work = [*evicting_work(), *more]
+        policy = registry.make("vtc")
+        log = run_laws(policy, work, limits)
+        assert len(copies_of(log, is_load=True)) == (follows is not None)
+        prompts = sum(a.request.prompt_tokens for a in work)
+        outputs = sum(a.output_tokens for a in work)
+        assert policy.counters == {None: prompts + 2 * outputs}
+
+
 def test_promise_ends_where_a_step_evicts_what_somebody_who_waits_would_then_load():
     work = [
         arrival(0, prompt=BLOCK, output=1, prefix_hash_ids=(0,)),
