@@ -14,7 +14,7 @@ import numpy as np
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.files import read_json_object, write_texts
 
 SHARE = 0.2
 """CPU time that sentinels may take, relative to what is measured between them."""
@@ -168,7 +168,11 @@ class ReferenceSpeed(NamedTuple):
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of a profile."""
-        write_text(folder / _FILE, json.dumps(self._asdict()) + "\n")
+        write_texts(folder, self.texts())
+
+    def texts(self) -> dict[str, str]:
+        """Return what its file holds, by the name of that file."""
+        return {_FILE: json.dumps(self._asdict()) + "\n"}
 
 
 def sentinel_of(model: str, threads: int, seed: int = 0) -> Callable[[], int]:

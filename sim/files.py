@@ -3,8 +3,8 @@
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,22 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all; see `replacing`."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write text files that belong together: where one cannot be written, all stay as they were.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if need be; other files in it are left alone.
+    texts : mapping of str to str
+        Name of a file to what it holds.
+    """
+    with ExitStack() as written:
+        for name, text in texts.items():
+            temporary = written.enter_context(replacing(folder / name))
+            temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager

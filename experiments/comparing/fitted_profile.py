@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.comparing.measured_runs import read_steps
-from schedlab.sim.cost.profile import Fit, read_meta, write_fit
+from schedlab.sim.cost.profile import Fit, fit_texts, read_meta
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import read_json_object, read_text, write_text
+from schedlab.sim.files import parse_json, read_json_object, read_text, write_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,8 +65,9 @@ def write_profile(
     meta: Mapping[str, Any],
     batches: Sequence[tuple[str, MeasuredBatch]],
     run_steps: Sequence[MeasuredBatch],
+    others: Mapping[str, str] | None = None,
 ) -> tuple[Calibrated, list[dict[str, Any]]]:
-    """Fit measured batches, and write all files of a profile folder but what was read.
+    """Fit measured batches, and write the files of a profile folder once all is known.
 
     Parameters
     ----------
@@ -78,6 +80,8 @@ def write_profile(
         With their kind; those that are ``held_out`` judge the fit, the others make it.
     run_steps : sequence of MeasuredBatch
         Steps of runs, that tell the level; none leave it at that of the batches.
+    others : mapping of str to str, optional
+        Name to text of files that are written with these, all or none.
 
     Returns
     -------
@@ -97,6 +101,7 @@ def write_profile(
         with_swapping,
     )
 
+    overhead, drift = meta["scheduling_overhead"], meta["sentinel_drift_by_round"]
     buckets, swapping = meta["graph_buckets"], [SwapTime(**one) for one in meta["swap_times"]]
     train = [row for kind, row in batches if kind != HELD_OUT]
     test = [row for kind, row in batches if kind == HELD_OUT]
@@ -112,15 +117,17 @@ def write_profile(
     ]
     intervals = coefficient_intervals(train, buckets, meta["seed"])
     text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
-    write_text(folder / "residuals.json", text + "\n")
+    texts = {**(others or {}), "residuals.json": text + "\n"}
     if run_steps:
-        lines = [json.dumps(_row_json(step)) + "\n" for step in run_steps]
-        write_text(folder / RUN_STEPS, "".join(lines))
+        texts[RUN_STEPS] = "".join(json.dumps(_row_json(step)) + "\n" for step in run_steps)
     of_runs = replace(fit, run_level=level)
     of_runs = replace(of_runs, step_spread=step_spread(of_runs, run_steps))
-    write_fit(folder, {**meta, "held_out_error_by_kind": by_kind}, of_runs)
-    overhead, drift = meta["scheduling_overhead"], meta["sentinel_drift_by_round"]
-    return Calibrated(fit, overhead, drift, by_kind, verdict(fit, by_kind, drift)), residuals
+    texts |= fit_texts({**meta, "held_out_error_by_kind": by_kind}, of_runs)
+    found = Calibrated(fit, overhead, drift, by_kind, verdict(fit, by_kind, drift))
+    write_texts(folder, texts)
+    if not run_steps:  # those of an earlier profile tell nothing of this one
+        (folder / RUN_STEPS).unlink(missing_ok=True)
+    return found, residuals
 
 
 def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
@@ -151,7 +158,9 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
 
     # All is read before anything is written.
     meta = read_meta(profile)
-    readings, speed = read_text(profile / READINGS), ReferenceSpeed.read(profile)
+    others, speed = {READINGS: read_text(profile / READINGS)}, ReferenceSpeed.read(profile)
+    if speed is not None:
+        others |= speed.texts()
     points = read_json_object(profile / "residuals.json")
     known = profile / RUN_STEPS
     lines = read_text(known).splitlines() if known.exists() and not runs else []
@@ -161,20 +170,24 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
     elif not lines:
         meta.pop("level_of_runs", None)
     try:
-        batches = [(point["kind"], _row(point)) for point in points["points"]]
-        of_runs = without_overhead(steps) or [_row(json.loads(line)) for line in lines]
-        found, residuals = write_profile(folder, meta, batches, of_runs)
+        source = profile / "residuals.json"
+        batches = [
+            (point["kind"], _row(point, f"{source}: points[{i}]"))
+            for i, point in enumerate(points["points"])
+        ]
+        of_runs = without_overhead(steps) or [
+            _row(parse_json(line, where), where)
+            for where, line in ((f"{known}:{n}", line) for n, line in enumerate(lines, start=1))
+        ]
+        found, residuals = write_profile(folder, meta, batches, of_runs, others)
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"{profile} is no profile that can be fitted anew: no {error}") from error
-    write_text(folder / READINGS, readings)
-    if speed is not None:
-        speed.write(folder)
     save_residuals(residuals, folder)
     return found
 
 
-def _row(data: Mapping[str, Any]) -> MeasuredBatch:
-    """Return a batch, as `_row_json` writes it."""
+def _row(data: Mapping[str, Any], where: str) -> MeasuredBatch:
+    """Return a batch, as `_row_json` writes it; an error says where it stands."""
     from schedlab.gpu_backend.calibration_fit import MeasuredBatch
 
     num_decodes, context_sum, context_max = data["features"]
@@ -183,7 +196,10 @@ def _row(data: Mapping[str, Any]) -> MeasuredBatch:
     shape = BatchShape(
         num_decodes, context_sum, context_max, chunks, rows_sampled=rows, num_running=rows
     )
-    return MeasuredBatch(shape, data["measured_s"])
+    measured_s = data["measured_s"]
+    if not isinstance(measured_s, int | float) or not 0 < measured_s < math.inf:
+        raise SpecError(f"{where}: measured_s must be a number above 0, got {measured_s!r}")
+    return MeasuredBatch(shape, measured_s)
 
 
 def _row_json(row: MeasuredBatch) -> dict[str, Any]:
@@ -199,6 +215,11 @@ def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], drift: Sequence[floa
     from schedlab.gpu_backend.calibration import DRIFT_BAR
 
     error = fit.held_out
+    worst = max(drift, default=0.0)
+    shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"
+    shaky = shaky if worst > DRIFT_BAR else ""
+    if not error.num_points:
+        return f"NOT JUDGED: no batch was held out of the fit{shaky}"
     found = (
         f"held-out error {error.mape:.1%} on average, {error.p90:.1%} at the 90th percentile, "
         f"bias {error.bias:+.1%}, over {error.num_points} replayed batches"
@@ -211,9 +232,7 @@ def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], drift: Sequence[floa
         for e in ({"mape": error.mape, "bias": error.bias}, *kinds.values())
     )
     judgement = "GOOD" if good else f"POOR (bar: {MAPE_BAR:.0%} and {BIAS_BAR:.0%})"
-    worst = max(drift, default=0.0)
-    shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"
-    return f"{judgement}: {found}{shaky if worst > DRIFT_BAR else ''}"
+    return f"{judgement}: {found}{shaky}"
 
 
 def save_residuals(residuals: Sequence[dict[str, Any]], folder: Path) -> None:

@@ -364,9 +364,11 @@ def _known_error(described: Mapping[str, object]) -> str:
     """Say what is known of a profile's error."""
     known = described.get("published_error")
     error = described.get("error")
-    if isinstance(error, Mapping) and isinstance(error.get("held_out"), Mapping):
-        held_out = error["held_out"]
-        known = f"{held_out['mape']:.1%} mean on steps it was not fitted to"
+    if isinstance(error, Mapping):
+        held_out = error.get("held_out")
+        known = "not known, no step was held out of the fit"
+        if isinstance(held_out, Mapping):
+            known = f"{held_out['mape']:.1%} mean on steps it was not fitted to"
     return f"; error: {known}" if known else ""
 
 

@@ -167,7 +167,11 @@ class FittedCostModel(CostModel):
             "hardware": self.meta.get("hardware"),
             "profile": self.source,
             "meta": dict(self.meta),
-            "error": {"train": asdict(self.fit.train), "held_out": asdict(self.fit.held_out)},
+            "error": {
+                part: asdict(error)
+                for part, error in (("train", self.fit.train), ("held_out", self.fit.held_out))
+                if error.num_points
+            },
             "validity": {key: list(bounds) for key, bounds in self.fit.validity.items()},
             "mismatches": list(self.mismatches),
             **({} if self.step_spread is None else {"scatters": True, "draw": self.draw}),

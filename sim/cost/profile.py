@@ -15,7 +15,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.files import read_json_object, write_texts
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_name
 from schedlab.sim.hardware.gpus import canonical_gpu
@@ -244,12 +244,21 @@ class Fit:
 
 
 def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
-    """Write meta.json and fit.json into a profile folder, each whole or not at all.
+    """Write `fit_texts` into a profile folder, both whole or none.
+
+    Raises
+    ------
+    SpecError
+        If `meta` lacks a required key.
+    """
+    write_texts(Path(folder), fit_texts(meta, fit))
+
+
+def fit_texts(meta: Mapping[str, object], fit: Fit) -> dict[str, str]:
+    """Return what meta.json and fit.json of a profile folder hold.
 
     Parameters
     ----------
-    folder : Path
-        Made if need be; other files in it (raw points, residuals) are left alone.
     meta : mapping
         ``model``, ``hardware``, ``dtype``, ``tensor_parallel_size`` and whatever else describes the
         measurement (driver, versions, clocks, date, seed).
@@ -277,8 +286,10 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
         **({"run_level": run_level} if fit.run_level != RunLevel() else {}),
         **({"step_spread": asdict(fit.step_spread)} if fit.step_spread else {}),
     }
-    for name, content in (("meta.json", dict(meta)), ("fit.json", data)):
-        write_text(Path(folder) / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return {
+        name: json.dumps(content, indent=2, allow_nan=False) + "\n"
+        for name, content in (("meta.json", dict(meta)), ("fit.json", data))
+    }
 
 
 def require_meta(meta: Mapping[str, object]) -> None:

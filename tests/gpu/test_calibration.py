@@ -1168,7 +1168,7 @@ def test_batch_of_a_profile_is_read_back_with_as_many_rows_as_it_has(shape, poin
     assert written == {**point, "measured_s": 0.25}
     rows = shape.num_decodes + len(shape.chunks)
     whole = replace(shape, rows_sampled=rows, num_running=rows)
-    assert fitted_profile._row(written) == MeasuredBatch(whole, 0.25)
+    assert fitted_profile._row(written, "here") == MeasuredBatch(whole, 0.25)
 
 
 def test_fit_is_judged_by_sizes_of_errors_their_mean_and_how_many_there_are(monkeypatch):

@@ -117,5 +117,17 @@ def test_notes_label_an_uncalibrated_model_and_count_long_lists():
     assert len(lines) == 10
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ({"train": {"mape": 0.0}, "held_out": {"mape": 0.021}}, "2.1% mean on steps it was not"),
+        ({"train": {"mape": 0.0}}, "not known, no step was held out of the fit"),
+    ],
+)
+def test_error_of_a_calibration_is_that_on_held_out_steps_or_not_known(error, told):
+    model = {"name": "fitted", "calibration": "CALIBRATED", "error": error}
+    assert f"calibrated: CALIBRATED; error: {told}" in report.notes([model], [])[0]
+
+
 def test_cost_model_that_says_no_more_than_its_name_is_told_by_that():
     assert report.notes([{"name": "mine"}], []) == ["cost model: mine"]

@@ -5,7 +5,14 @@ import pytest
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.errors import MAX_LISTED, SpecError, look_alike, nearest
-from schedlab.sim.files import alone, open_regular, parse_json, read_json_object, read_text
+from schedlab.sim.files import (
+    alone,
+    open_regular,
+    parse_json,
+    read_json_object,
+    read_text,
+    write_texts,
+)
 
 
 @pytest.mark.parametrize(
@@ -133,3 +140,10 @@ def test_stall_tells_the_first_who_wait_what_denied_them_and_how_many_more(
         *([f"  and {num_waiting - 5} more waiting"] if num_waiting > 5 else []),
         *([f"  {num_running} running but not scheduled"] if num_running else []),
     ]  # fmt: skip
+
+
+def test_files_that_belong_together_stay_as_they_were_where_one_cannot_be_written(tmp_path):
+    write_texts(tmp_path, {"a": "1", "b": "2"})
+    with pytest.raises(UnicodeEncodeError):
+        write_texts(tmp_path, {"a": "3", "b": "\ud800"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "1", "b": "2"}

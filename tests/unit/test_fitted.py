@@ -342,6 +342,11 @@ def test_load_of_the_right_profile_describes_its_errors(tmp_path):
     assert (described["model"], described["hardware"]) == (META["model"], META["hardware"])
 
 
+def test_fit_that_no_step_was_held_out_of_describes_no_error_on_such(tmp_path):
+    write_fit(tmp_path, META, replace(FIT, held_out=FitError(0.0, 0.0, 0.0, 0.0, 0)))
+    assert list(load_profile(tmp_path, None).describe()["error"]) == ["train"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -1,12 +1,13 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
-from schedlab.experiments.comparing import host_terms
+from schedlab.experiments.comparing import fitted_profile, host_terms
 from schedlab.sim.cost.profile import RunLevel, read_fit
 from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
@@ -119,3 +120,55 @@ def test_refit_of_the_shipped_profile_of_a_gpu_gives_its_fit_without_torch(tmp_p
     assert none.exit_code == 2
     assert "plan_log.jsonl.gz: no steps of a kept run" in none.stderr
     assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Return the folder of a profile of one batch, and its files as they are to be changed."""
+    point = {"kind": "prefill", "features": [0, 0, 0], "chunks": [[8, 0]], "measured_s": 0.01}
+    meta = {
+        "model": "schedlab-tiny", "hardware": "cpu", "dtype": "fp32", "tensor_parallel_size": 1,
+        "graph_buckets": [], "swap_times": [], "seed": 0,
+        "scheduling_overhead": {}, "sentinel_drift_by_round": [0.0],
+    }  # fmt: skip
+    files = {"meta.json": meta, "residuals.json": {"points": [point]}, "run_steps.jsonl": point}
+    return tmp_path / "measured", files
+
+
+def written(folder, files):
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_text(json.dumps(data) + "\n")
+    (folder / "points.jsonl").write_text("{}\n")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("took_s", [-0.01, 0.0, float("inf"), float("nan"), "0.1"])
+@pytest.mark.parametrize("name", ["residuals.json", "run_steps.jsonl"])
+def test_refit_of_a_time_that_is_none_names_file_place_and_key(measured, name, took_s):
+    folder, files = measured
+    where = {"residuals.json": "residuals.json: points[0]", "run_steps.jsonl": "run_steps.jsonl:1"}
+    point = {**files["run_steps.jsonl"], "measured_s": took_s}
+    files[name] = {"points": [point]} if name == "residuals.json" else point
+    before = written(folder, files)
+    with pytest.raises(SpecError) as refused:
+        fitted_profile.refit(folder, folder)
+    assert f"{where[name]}: measured_s must be a number above 0" in str(refused.value)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("key", ["scheduling_overhead", "sentinel_drift_by_round"])
+def test_refit_of_a_profile_that_lacks_a_key_leaves_it_as_it_was(measured, key):
+    folder, files = measured
+    del files["meta.json"][key]
+    before = written(folder, files)
+    with pytest.raises(SpecError, match=key):
+        fitted_profile.refit(folder, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_fit_of_which_nothing_was_held_out_is_not_judged():
+    nothing = SimpleNamespace(mape=0.0, p90=0.0, bias=0.0, num_points=0)
+    said = fitted_profile.verdict(SimpleNamespace(held_out=nothing), {}, [0.5])
+    assert said.startswith("NOT JUDGED: no batch was held out")
+    assert "sentinels moved by up to 50.0%" in said
