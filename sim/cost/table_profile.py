@@ -13,7 +13,7 @@ from typing import Any
 from schedlab.sim.cost.attention import AttentionGrid, AttentionTime, RooflineAttention, Skew
 from schedlab.sim.cost.profile import check_number, number, require_meta
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.files import read_json_object, write_texts
 
 SCHEMA = "schedlab-table-1"
 
@@ -162,7 +162,7 @@ class TableProfile:
 
 
 def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile) -> None:
-    """Write meta.json and table.json into a profile folder, each whole or not at all.
+    """Write meta.json and table.json into a profile folder, both whole or none.
 
     Parameters
     ----------
@@ -177,19 +177,21 @@ def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile)
     Raises
     ------
     SpecError
-        If `meta` lacks a required key.
+        If `meta` lacks a required key, or attention has a time or a size that no run can take.
     """
     require_meta(meta)
+    profile.make_attention()
     skew = profile.skew
+    attention = {
+        key: list(value) if isinstance(value, Sequence) else value
+        for key, value in profile.attention.items()
+    }
     data: dict[str, object] = {
         "schema": SCHEMA,
         "by_tokens": [asdict(curve) for curve in profile.by_tokens],
         "by_requests": [asdict(curve) for curve in profile.by_requests],
         "attention_calls": profile.attention_calls,
-        "attention": {
-            key: list(value) if isinstance(value, Sequence) else value
-            for key, value in profile.attention.items()
-        },
+        "attention": _attention(attention),
     }
     if skew is not None:
         data["skew"] = {
@@ -200,11 +202,10 @@ def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile)
     if profile.all_reduce is not None:
         data["all_reduce"] = asdict(profile.all_reduce)
     texts = {
-        "meta.json": json.dumps({**meta, "schema": SCHEMA}, indent=2, allow_nan=False),
-        "table.json": json.dumps(data, allow_nan=False),
+        "meta.json": json.dumps({**meta, "schema": SCHEMA}, indent=2, allow_nan=False) + "\n",
+        "table.json": json.dumps(data, allow_nan=False) + "\n",
     }
-    for name, text in texts.items():
-        write_text(Path(folder) / name, text + "\n")
+    write_texts(Path(folder), texts)
 
 
 def read_table(folder: Path) -> TableProfile:

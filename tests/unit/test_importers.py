@@ -213,8 +213,9 @@ def test_measured_all_reduces_take_the_place_of_the_ring(tmp_path, header, rows)
         (1, "num_workers,size_bytes,time_us\n2,128,3\n", "--all-reduce needs several devices"),
         (2, "num_workers,size_bytes,time_us\n4,128,3\n", "no all-reduce of 2 workers"),
         (2, "num_workers,bytes,time_us\n2,128,3\n", "no column 'size_bytes'"),
-        (2, "num_workers,size_bytes,time_us\n2,0,3\n", "sizes must be positive"),
-        (2, "num_workers,size_bytes,time_us\n2,128,3\n2,0,3\n", "sizes must be positive"),
+        (2, "num_workers,size_bytes,time_us\n2,0,3\n", "csv:2: size_bytes must be at least 1"),
+        (2, "num_workers,size_bytes,time_us\n2,128,3\n2,0,3\n", "csv:3: size_bytes must be"),
+        (2, "num_workers,size_bytes,time_us\n2,128,-3\n", "csv:2: time_us must be at least 0"),
     ],
 )
 def test_unusable_table_of_all_reduces_is_refused(tmp_path, workers, text, told):
@@ -574,6 +575,61 @@ def test_splitwise_names_that_were_not_measured_are_refused(tmp_path):
         import_splitwise(path, "llama2-70b", "a100")
     with pytest.raises(SpecError, match="has no tp 4"):
         import_splitwise(path, "llama2-70b", "a100-80gb", 4)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("prompt_size", 0, "at least 1, got '0'"), ("batch_size", 0, "at least 1, got '0'"),
+        ("batch_size", -4, "at least 1, got '-4'"), ("token_size", -100, "at least 1, got '-100'"),
+        ("prompt_time", -100, "at least 0.001, got '-100'"), ("token_time", 0, "at least 0.001"),
+    ],
+)  # fmt: skip
+def test_splitwise_row_that_no_engine_can_give_is_refused_with_file_and_line(
+    tmp_path, column, value, told
+):
+    path = splitwise_rows(tmp_path)
+    header, *rows = (line.split(",") for line in path.read_text().splitlines())
+    rows[2][header.index(column)] = str(value)
+    write_csv(path, header, rows)
+    with pytest.raises(SpecError, match=rf"perf_model\.csv:4: {column} must be {told}"):
+        import_splitwise(path, "llama2-70b", "a100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [("num_tokens", -5, "at least 1, got '-5'"), ("time_stats.emb.median", -3, "at least 0")],
+)
+def test_vidur_row_that_no_engine_can_give_is_refused_with_file_and_line(
+    tmp_path, column, value, told
+):
+    path = vidur_rows(tmp_path)
+    header, *rows = (line.split(",") for line in path.read_text().splitlines())
+    rows[1][header.index(column)] = str(value)
+    write_csv(path, header, rows)
+    with pytest.raises(SpecError, match=rf"mlp\.csv:3: {column} must be {told}"):
+        import_vidur(path, "a100")
+
+
+def test_vidur_operator_that_takes_no_time_at_all_is_refused(tmp_path):
+    path = vidur_rows(tmp_path)
+    header, *rows = (line.split(",") for line in path.read_text().splitlines())
+    for row in rows:
+        row[header.index("time_stats.add.median")] = "0"
+    write_csv(path, header, rows)
+    with pytest.raises(SpecError, match="all times of add are 0"):
+        import_vidur(path, "a100")
+
+
+@pytest.mark.parametrize("us", [[-1.0, -1.0], [0.0, 0.0], [float("inf"), 1.0]])
+def test_imported_profile_that_no_run_could_load_is_not_written(tmp_path, us):
+    imported = import_splitwise(splitwise_rows(tmp_path), "llama2-70b", "a100-80gb")
+    grid = {name: [0, 8] for name in ("prefill_chunk", "kv_prefill")}
+    grid |= {name: [1, 0] for name in ("num_decodes", "kv_decode")} | {"us": us}
+    broken = replace(imported, profile=replace(imported.profile, attention=grid))
+    with pytest.raises(SpecError, match="attention"):
+        broken.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -53,8 +53,6 @@ def all_reduce_curve(
     ]
     if not rows:
         raise SpecError(f"{path}: no all-reduce of {workers} workers inside one machine")
-    if min(size for size, _ in rows) <= 0:
-        raise SpecError(f"{path}: sizes must be positive")
     per_token = shape.hidden_size * _BYTES
     at, us = medians((size / per_token, us) for size, us in rows)
     curve = Curve("all_reduce", calls, at, us)
@@ -65,7 +63,7 @@ def _columns(table: CsvTable, workers: int) -> tuple[list[int], list[float], lis
     """Return bytes, microseconds, and whether one machine held all of them."""
     if "time_stats.all_reduce.median" in table.columns:
         per_node = table.whole("devices_per_node")
-        times_us = [ms * 1e3 for ms in table.numbers("time_stats.all_reduce.median")]
-        return table.whole("size"), times_us, [n >= workers for n in per_node]
-    sizes = table.whole("size_bytes")
-    return sizes, table.numbers("time_us"), [True] * len(sizes)
+        times_us = [ms * 1e3 for ms in table.numbers("time_stats.all_reduce.median", least=0)]
+        return table.whole("size", least=1), times_us, [n >= workers for n in per_node]
+    sizes = table.whole("size_bytes", least=1)
+    return sizes, table.numbers("time_us", least=0), [True] * len(sizes)

@@ -36,8 +36,10 @@ class CsvTable:
             raise SpecError(f"{self.path}: no column {name!r}; {nearest(name, self.columns)}")
         return self.columns[name]
 
-    def numbers(self, name: str, *, allow_nan: bool = False) -> list[float]:
-        """Return a column of numbers; raises `SpecError` naming the line that has none."""
+    def numbers(
+        self, name: str, *, allow_nan: bool = False, least: float = -math.inf
+    ) -> list[float]:
+        """Return a column of numbers; raises `SpecError` naming the line that has none, or less."""
         values = []
         for line, cell in enumerate(self.text(name), start=2):
             try:
@@ -46,12 +48,16 @@ class CsvTable:
                 value = math.inf
             if math.isinf(value) or (math.isnan(value) and not allow_nan):
                 raise SpecError(f"{self.path}:{line}: {name} must be a number, got {cell!r}")
+            if value < least:
+                raise SpecError(
+                    f"{self.path}:{line}: {name} must be at least {least:g}, got {cell!r}"
+                )
             values.append(value)
         return values
 
-    def whole(self, name: str) -> list[int]:
-        """Return a column of whole numbers; raises `SpecError` naming the line that has none."""
-        values = self.numbers(name)
+    def whole(self, name: str, *, least: float = -math.inf) -> list[int]:
+        """Return a column of whole numbers; raises `SpecError` as `numbers` does."""
+        values = self.numbers(name, least=least)
         for line, value in enumerate(values, start=2):
             if value != int(value):
                 raise SpecError(f"{self.path}:{line}: {name} must be whole, got {value!r}")

@@ -103,7 +103,8 @@ def expert_curves(
         )
     grid: dict[int, dict[int, float]] = {}
     for ep, tokens, experts, us in zip(
-        degrees, table.whole("tokens"), table.whole("activated_experts"), table.numbers("time_us"),
+        degrees, table.whole("tokens", least=1), table.whole("activated_experts", least=0),
+        table.numbers("time_us", least=0),
         strict=True,
     ):  # fmt: skip
         if ep == degree:

@@ -298,7 +298,14 @@ def _per_sequence(folder: Path, layers: Mapping[str, float]) -> tuple[Curve, ...
 
 
 def _by_layer(table: CsvTable, key: str) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    rows = sorted(zip(table.text("layer"), table.whole(key), table.numbers("time_us"), strict=True))
+    rows = sorted(
+        zip(
+            table.text("layer"),
+            table.whole(key, least=1),
+            table.numbers("time_us", least=0),
+            strict=True,
+        )
+    )
     curves = {}
     for name, group in groupby(rows, key=lambda row: row[0]):
         _, at, us = zip(*group, strict=True)
@@ -319,13 +326,13 @@ def _attention(folder: Path) -> dict[str, list[float] | list[int]]:
     chunk = "prefill_tokens" if "prefill_tokens" in table.columns else "prefill_chunk"
     by_key = "prefill_key" in table.columns
     columns: dict[str, list[float] | list[int]] = {
-        "prefill_chunk": table.whole(chunk),
+        "prefill_chunk": table.whole(chunk, least=0),
         "prefill_key" if by_key else "kv_prefill": (
-            table.numbers("prefill_key") if by_key else table.whole("kv_prefill")
+            table.numbers("prefill_key", least=0) if by_key else table.whole("kv_prefill", least=0)
         ),
-        "num_decodes": table.whole("n_decode"),
-        "kv_decode": table.whole("kv_decode"),
-        "us": table.numbers("time_us"),
+        "num_decodes": table.whole("n_decode", least=0),
+        "kv_decode": table.whole("kv_decode", least=0),
+        "us": table.numbers("time_us", least=0),
     }
     return {key: list(compress(values, kept)) for key, values in columns.items()}
 

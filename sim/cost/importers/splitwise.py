@@ -21,6 +21,8 @@ _COLUMNS = (
     "model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size",
     "prompt_time", "token_time",
 )  # fmt: skip
+_SHORTEST_MS = 1e-3
+"""No step of a model takes less than a microsecond."""
 
 
 def import_splitwise(
@@ -58,9 +60,11 @@ def import_splitwise(
     if not rows:
         raise SpecError(f"{path}: {model} on {hardware} has no tp {tensor_parallel_size}")
     prompt, batch, answer = (
-        table.whole(name) for name in ("prompt_size", "batch_size", "token_size")
+        table.whole(name, least=1) for name in ("prompt_size", "batch_size", "token_size")
     )
-    prompt_ms, token_ms = table.numbers("prompt_time"), table.numbers("token_time")
+    prompt_ms, token_ms = (
+        table.numbers(name, least=_SHORTEST_MS) for name in ("prompt_time", "token_time")
+    )
     prompts = _medians((prompt[i] * batch[i], prompt_ms[i]) for i in rows)
     decodes = _medians(((batch[i], prompt[i] + answer[i] // 2), token_ms[i]) for i in rows)
     points = [(0, 0, n, context, ms) for (n, context), ms in decodes.items()]

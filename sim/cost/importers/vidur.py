@@ -66,7 +66,7 @@ def import_vidur(
     if not rows:
         there = ", ".join(map(str, sorted(set(workers))))
         raise SpecError(f"{path}: no rows of tensor parallel size {tensor_parallel_size}: {there}")
-    tokens = table.whole("num_tokens")
+    tokens = table.whole("num_tokens", least=1)
     curves = [_curve(table, "emb", 1, tokens, rows)]
     curves += [_curve(table, name, shape.num_layers, tokens, rows) for name in _PER_LAYER]
     assumptions = [
@@ -119,8 +119,10 @@ def _check_shape(table: CsvTable, shape: ModelShape) -> None:
 def _curve(
     table: CsvTable, name: str, calls: float, tokens: list[int], rows: Iterable[int]
 ) -> Curve:
-    times = table.numbers(f"time_stats.{name}.median")
+    times = table.numbers(f"time_stats.{name}.median", least=0)
     at, us = medians((tokens[i], times[i] * 1e3) for i in rows)
+    if not any(us):
+        raise SpecError(f"{table.path}: all times of {name} are 0")
     return Curve(name, calls, at, us)
 
 
