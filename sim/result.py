@@ -213,7 +213,7 @@ class RunResult:
         if self.engines:
             ours["engines"] = [facts.to_data() for facts in self.engines]
         if self.tiers:
-            ours["tiers"] = [facts._asdict() for facts in self.tiers]
+            ours["tiers"] = [facts.to_data() for facts in self.tiers]
         if self.window is not None:
             ours["window"] = self.window._asdict()
         result["schedlab"] = ours

@@ -144,7 +144,7 @@ def _run(
         kv_capacity_tokens=point.config.num_blocks * point.config.block_size,
         num_engines=len(places) or sum(kind.num_engines for kind in kinds),
         engines=() if spec.cluster is None else engine_facts(kinds, places),
-        **_copies(point, log),
+        **_copies(kinds, log),
         drafts=served.drafts,
         reject_reasons=log.reject_reasons,
         provenance={
@@ -196,12 +196,16 @@ def _source(report: ReadReport) -> list[str]:
     return report.lines()
 
 
-def _copies(point: Resolved, log: Log) -> dict[str, Any]:
+def _copies(kinds: Sequence[Kind], log: Log) -> dict[str, Any]:
     """Return what a result says of tiers, those of the first kind of engines; nothing without."""
-    config = point.config
+    config = kinds[0].point.config
     if not config.kv_tiers:
         return {}
+    of_engine: tuple[int, ...] = ()
     if isinstance(log, ClusterLog):
+        each = [kinds[place.pool] for place in log.places]
+        each = each or [kind for kind in kinds for _ in range(kind.num_engines)]
+        of_engine = tuple(kind.point.config.kv_block_bytes for kind in each)
         logs = [one.copies for one in log.of_engines]
         copies = of_engines([one.columns() for one in logs], log.engines)
         waits = of_engines([one.wait_columns() for one in logs], log.engines)
@@ -210,7 +214,13 @@ def _copies(point: Resolved, log: Log) -> dict[str, Any]:
         copies, waits = log.copies.columns(), log.copies.wait_columns()
     return {
         "tiers": tuple(
-            TierFacts(tier.name, tier.num_blocks, config.kv_block_bytes, config.block_size)
+            TierFacts(
+                tier.name,
+                tier.num_blocks,
+                config.kv_block_bytes,
+                config.block_size,
+                of_engine if len(set(of_engine)) > 1 else (),
+            )
             for tier in config.kv_tiers
         ),
         "copies": copies,

@@ -121,8 +121,12 @@ def _copies(run: Observation, tier: str, **kind: int) -> CopyTable:
 
 
 def _bytes(run: Observation, tier: str, is_load: int) -> int:
-    blocks = int(_copies(run, tier, is_load=is_load)["num_blocks"].sum())
-    return blocks * run.tiers[0].block_bytes if run.tiers else 0
+    if not run.tiers:
+        return 0
+    copies, facts = _copies(run, tier, is_load=is_load), run.tiers[0]
+    of_engine = np.array(facts.engine_block_bytes, dtype=np.int64)
+    block_bytes = of_engine[copies["engine"]] if len(of_engine) else facts.block_bytes
+    return int((copies["num_blocks"] * block_bytes).sum())
 
 
 def _load_waits_s(run: Observation) -> np.ndarray:

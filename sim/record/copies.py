@@ -21,11 +21,20 @@ class TierFacts(NamedTuple):
     block_bytes: int
     """On one GPU."""
     block_tokens: int
+    engine_block_bytes: tuple[int, ...] = ()
+    """Those of each engine, where they differ."""
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> TierFacts:
-        """Read what `_asdict` gave."""
-        return cls(**data)
+        """Read what `to_data` gave."""
+        return cls(**{**data, "engine_block_bytes": tuple(data.get("engine_block_bytes", ()))})
+
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        data = self._asdict()
+        if not self.engine_block_bytes:
+            del data["engine_block_bytes"]
+        return data
 
 
 class _CopyRow(NamedTuple):

@@ -1,5 +1,6 @@
 """What a backend hands to engines, and how far they tell to be, with stand-ins for both."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from schedlab.experiments.running.backend import SimBackend, Task, serve_on_engi
 from schedlab.experiments.running.fleet import Kind
 from schedlab.sim.config import KVTier
 from schedlab.sim.errors import SpecError
+from schedlab.sim.record.cluster_log import ClusterLog, Place
 from schedlab.sim.record.copies import TierFacts
 from schedlab.sim.record.log import RunLog
 from schedlab.traces.trace import Trace
@@ -157,8 +159,28 @@ def test_result_of_tiers_tells_the_size_of_each_and_not_of_the_memory_above():
     tiers = (KVTier("cpu", 30, 1e9, 1e9, 0, 0), KVTier("disk", 700, 1e9, 1e9, 0, 0))
     config = SimpleNamespace(kv_tiers=tiers, kv_block_bytes=64, block_size=4, num_blocks=5)
     log = RunLog(4, True)
-    told = run_module._copies(SimpleNamespace(config=config), log)
+    kind = SimpleNamespace(point=SimpleNamespace(config=config), num_engines=2)
+    told = run_module._copies([kind], log)
     assert told["tiers"] == (TierFacts("cpu", 30, 64, 4), TierFacts("disk", 700, 64, 4))
     assert [told[name].keys() for name in ("copies", "copy_waits")] == [
         log.copies.columns().keys(), log.copies.wait_columns().keys()
     ]  # fmt: skip
+
+
+def test_result_of_tiers_tells_the_bytes_of_a_block_by_engine_where_pools_differ():
+    def kind(block_bytes, num_engines):
+        tiers = (KVTier("cpu", 30, 1e9, 1e9, 0, 0),)
+        config = SimpleNamespace(kv_tiers=tiers, kv_block_bytes=block_bytes, block_size=4)
+        return SimpleNamespace(point=SimpleNamespace(config=config), num_engines=num_engines)
+
+    def told(kinds, **fleet):
+        logs = [RunLog(4, True) for _ in range(3)]
+        (facts,) = run_module._copies(kinds, ClusterLog(logs, **fleet))["tiers"]
+        return facts
+
+    assert told([kind(64, 2), kind(16, 1)]) == TierFacts("cpu", 30, 64, 4, (64, 64, 16))
+    assert told([kind(64, 2), kind(64, 1)]) == TierFacts("cpu", 30, 64, 4)
+    places = [Place(pool, (), ()) for pool in (1, 0, 1)]
+    grown = told([kind(64, 1), kind(16, 1)], places=places)
+    assert grown.engine_block_bytes == (16, 64, 16)
+    assert TierFacts.from_data(json.loads(json.dumps(grown.to_data()))) == grown

@@ -11,6 +11,7 @@ from schedlab.sim.metrics import fleet, sessions, tiers
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.window import Window
 from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.record.copies import TierFacts
 from schedlab.sim.record.fleet import STILL
 
 
@@ -87,7 +88,7 @@ COPIES = {
 
 def tiered(**changes):
     facts = [
-        SimpleNamespace(name=name, num_blocks=num, block_tokens=16, block_bytes=1000)
+        TierFacts(name, num, block_bytes=1000, block_tokens=16)
         for name, num in (("host", 100), ("disk", 40))
     ]
     told = {
@@ -96,6 +97,19 @@ def tiered(**changes):
         "copy_waits": {"start_ns": ns(1, 2, 8.9, 9), "wait_ns": ns(100, 0.5, 0.25, 100)},
     }  # fmt: skip
     return SimpleNamespace(**told | changes)
+
+
+def test_bytes_of_tiers_are_those_of_the_engine_that_each_block_is_of():
+    (host, disk), engine = tiered().tiers, whole(1, 0, 0, 1, 0, 0, 1, 1, 0)
+    run = tiered(
+        tiers=[facts._replace(engine_block_bytes=(1000, 250)) for facts in (host, disk)],
+        copies={**COPIES, "engine": engine},
+    )
+    # Blocks that count, as in the test below: 2 and 17 of the engine of small blocks, 3 and 19 of
+    # the other; stored 5 of the first, 7 and 11 of the other.
+    assert tiers.loaded_bytes(run) == 250 * (2 + 17) + 1000 * (3 + 19)
+    assert tiers.loaded_bytes(run, "disk") == 250 * 17 + 1000 * 19
+    assert tiers.stored_bytes(run) == 250 * 5 + 1000 * (7 + 11)
 
 
 def test_metrics_of_tiers_are_of_copies_of_measured_requests_and_of_nobodys_in_the_window():
