@@ -169,6 +169,7 @@ def simulate_cluster(
         places=[]
         if changes is None
         else [Place(m.pool, tuple(m.paid), tuple(m.served)) for m in fleet.members],
+        queued_ns=fleet.retries.queued_ns,
     )
 
 

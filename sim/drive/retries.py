@@ -37,6 +37,8 @@ class Retries:
         How long after its arrival a request without an engine fails.
     losses : list of Loss
         What was lost so far.
+    queued_ns : dict of int to int
+        Request that was lost to when the engine took it in that scheduled it first.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -47,6 +49,7 @@ class Retries:
         self.most = FOREVER
         self.deadline_ns = FOREVER
         self.losses: list[Loss] = []
+        self.queued_ns: dict[int, int] = {}
 
     @property
     def num_parked(self) -> int:
@@ -59,6 +62,8 @@ class Retries:
         times = self._times_lost[state.id] = self._times_lost.get(state.id, 0) + 1
         self._lost_by[state.id] = member.index
         self.losses.append(Loss(state.id, member.index, fleet.now_ns, state.num_computed_tokens))
+        if state.first_scheduled_ns >= 0:
+            self.queued_ns.setdefault(state.id, state.queued_ns)
         if times > self.most:
             self.fail(state, f"it lost its engine {times} times")
             return

@@ -178,6 +178,9 @@ class ClusterLog:
         Which engine each log is of; each of its own, if not given.
     places : sequence of Place
         What each engine was and when it was there; empty if all were there all the time.
+    queued_ns : mapping of int to int, optional
+        Request that lost its engine to when that engine took it in, which scheduled it first: the
+        log that it is in says when the last one did.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class ClusterLog:
         losses: Sequence[Loss] = (),
         engines: Sequence[int] | None = None,
         places: Sequence[Place] = (),
+        queued_ns: Mapping[int, int] | None = None,
     ) -> None:
         self.of_engines = of_engines
         self.transfers = transfers
@@ -195,6 +199,7 @@ class ClusterLog:
         self.losses = losses
         self.engines = range(len(of_engines)) if engines is None else engines
         self.places = places
+        self.queued_ns = queued_ns or {}
 
     @property
     def reject_reasons(self) -> dict[int, str]:
@@ -227,6 +232,9 @@ class ClusterLog:
             table |= self._migrated(table["id"])
         if self.losses:
             table |= self._lost(table["id"])
+        if self.queued_ns:
+            place = np.searchsorted(table["id"], list(self.queued_ns))
+            table["queued_ns"][place] = list(self.queued_ns.values())
         return table
 
     def _migrated(self, ids: npt.NDArray[np.generic]) -> Table:

@@ -142,6 +142,25 @@ def test_request_goes_on_elsewhere_with_the_tokens_that_came_out():
     assert log.steps()["end_ns"].tolist() == [1200, 2210, 3720, 4730]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_request_that_lost_its_engine_was_queued_by_the_one_that_scheduled_it_first(is_async):
+    limits = {"arrivals_between_steps": True, "async_scheduling": is_async}
+    workload = [arrival(i, 700 * i, 20, 12) for i in range(6)]
+    outages = [Outage(0, 9_000, 100), Outage(1, 14_000, 100)]
+
+    def requests(failures):
+        return simulate(workload, failures, **limits).requests()
+
+    found, alone = requests(Failures(outages)), requests(Failures([Outage(0, 10**9)]))
+    lost = found["num_losses"] > 0
+    assert lost.sum() > 3
+    assert found["num_losses"].max() == 2
+    assert (found["queued_ns"] <= found["first_scheduled_ns"]).all()
+    # All were scheduled before an engine died, so they were queued as if none did.
+    assert found["first_scheduled_ns"].tolist() == alone["first_scheduled_ns"].tolist()
+    assert found["queued_ns"].tolist() == alone["queued_ns"].tolist()
+
+
 def test_request_that_is_sent_again_keeps_its_past_and_no_memory():
     sent = RequestState(arrival(0, 5, 20, 9).request)
     kept = (
