@@ -211,7 +211,7 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
         if trial is None:
             return None
         data = asdict(trial)
-        del data["least"]  # said once, by the key that is asked
+        del data["least"], data["is_bound"]  # said once, by the key that is asked and in a remark
         return {**data, "holds": trial.holds}
 
     return {

@@ -46,12 +46,16 @@ class Trial:
         By how much each constraint is broken on average, as a share of the constraint; <= 0 holds.
     least : bool
         Whether less is better.
+    is_bound : bool
+        Whether what is maximized is a key of which no larger value was tried, though none breaks a
+        constraint up to there.
     """
 
     values: Mapping[str, Value]
     goals: tuple[float, ...]
     excess: tuple[float, ...]
     least: bool = False
+    is_bound: bool = False
 
     @property
     def goal(self) -> Estimate:
@@ -254,7 +258,12 @@ def evaluate(
         # Within them by construction, but for a setting that breaks one at the least value.
         return [
             one.error.removeprefix("cannot run: ")
-            or Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
+            or Trial(
+                v,
+                tuple(one.values),
+                (1.0 if one.bound == "below" else 0.0,),
+                is_bound=one.bound == "at least",
+            )
             for v, one in zip(values, found, strict=True)
         ]
     tried = runs.tried([(point.spec, point.label) for point in expanded])
@@ -305,6 +314,12 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
         remarks.append("NO SETTING HOLDS ALL CONSTRAINTS; this one breaks them least")
     elif not best.holds:
         remarks.append("the winner breaks a constraint on new seeds: it holds by luck only")
+    if best.is_bound:
+        num_others = sum(trial.is_bound for trial in ordered[1:])
+        remarks.append(
+            f"no constraint breaks up to the largest {asked.goal} tried (tune.between), here and "
+            f"at {num_others} other settings: what is best among them is not told"
+        )
     for key, (low, high) in asked.ranges.items():
         ends = (high,) if low == 1 and search.is_whole(key) else (low, high)
         if best.values[key] in ends:

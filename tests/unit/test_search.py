@@ -1407,19 +1407,43 @@ def test_settings_by_the_largest_value_of_a_key_are_searched_for_it(monkeypatch)
             SimpleNamespace(error="", values=[0.5, 0.5], bound="below"),
             SimpleNamespace(error="", values=[9.0, 9.0], bound="above"),
             SimpleNamespace(error="cannot run: no room", values=[], bound=""),
+            SimpleNamespace(error="", values=[4.0, 4.0], bound="at least"),
         ]
 
     monkeypatch.setattr(tuning, "find_all", found)
-    trials = tuning.evaluate(settings_of(8, 9, 10, 11), asked, "runs")
+    trials = tuning.evaluate(settings_of(8, 9, 10, 11, 12), asked, "runs")
     assert [(one.goals, one.excess, one.least) for one in trials[:3]] == [
         ((2.0, 3.0), (0.0,), False), ((0.5, 0.5), (1.0,), False), ((9.0, 9.0), (0.0,), False),
     ]  # fmt: skip
     assert trials[3] == "no room"
+    assert [one.is_bound for one in (*trials[:3], trials[4])] == [False, False, False, True]
     ((seeds, find, runs),) = told
-    assert (seeds, runs) == ([0, 1] * 4, "runs")
+    assert (seeds, runs) == ([0, 1] * 5, "runs")
     assert (find.key, find.least, find.at_most) == (
         "workload.request_rate", False, {"p99_ttft_ms": 900.0},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_tune_says_where_no_constraint_breaks_up_to_the_largest_value_tried(monkeypatch, is_bound):
+    asked = spec(tune={
+        "maximize": "workload.request_rate", "between": [1, 4],
+        "over": {"engine.max_num_seqs": [8, 64]}, "at_most": {"p99_ttft_ms": 900},
+    })  # fmt: skip
+
+    def trial(seats, goal, beyond):
+        return Trial({"engine.max_num_seqs": seats}, (goal,), (0.0,), is_bound=beyond)
+
+    best = trial(16, 4.0, is_bound)
+    tried = {(16,): best, (32,): trial(32, 4.0, is_bound), (9,): trial(9, 3.0, False)}
+    monkeypatch.setattr(tuning, "_settled", lambda *_: ([best, trial(128, 3.0, False)], ""))
+    search = SimpleNamespace(
+        trials=tried, is_whole=lambda _: True, is_cut=False, left_out=Counter()
+    )
+    told = tuning._confirmed(asked, asked.tune, search, None)
+    said = "no constraint breaks up to the largest workload.request_rate tried (tune.between)"
+    assert told.remarks == ((f"{said}, here and at 1 other settings: what is best among them is "
+                             "not told",) if is_bound else ())  # fmt: skip
 
 
 TRIALS = (
