@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.analysis.frontier import on_frontier
-from schedlab.experiments.analysis.policy_comparison import METRICS, PolicyChange, compare_policies
+from schedlab.experiments.analysis.policy_comparison import (
+    METRICS,
+    PolicyChange,
+    compare_policies,
+    left_out,
+)
 from schedlab.experiments.figures.accessor import Plots, Shown
 from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.tables import Row, notes, result_table
@@ -90,7 +95,8 @@ class Results(_Shown):
 
     def compare(self, *metrics: str, against: str | None = None, key: str = "policy") -> Comparison:
         """Return verdicts; see `compare`."""
-        return Comparison(compare_policies(self.saved.runs, metrics or METRICS, against, key))
+        changes = compare_policies(self.saved.runs, metrics or METRICS, against, key)
+        return Comparison(changes, left_out(self.saved.runs, against, key))
 
     def frontier(self, *metrics: str) -> list[Row]:
         """Return the settings that no other one is better than in all of these metrics.
@@ -165,9 +171,12 @@ class Comparison(_Shown):
     ----------
     changes : list of PolicyChange
         By metric, then setting, then policy.
+    left_out : list of str
+        What could not be compared, and why.
     """
 
     changes: list[PolicyChange]
+    left_out: Sequence[str] = ()
 
     def __iter__(self) -> Iterator[PolicyChange]:
         return iter(self.changes)
@@ -190,7 +199,7 @@ class Comparison(_Shown):
 
     def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
         rows = [(one.setting or "-", one.verdict) for one in self.changes]
-        return "", ("setting", "verdict"), rows, 1, []
+        return "", ("setting", "verdict"), rows, 1, [f"left out: {one}" for one in self.left_out]
 
 
 @dataclass(repr=False)

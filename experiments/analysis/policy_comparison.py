@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.statistics import Change, corrected, paired_change, verdict
@@ -76,8 +77,48 @@ def compare_policies(
     Raises
     ------
     SpecError
-        If the key is not swept, a name is unknown, or there is one run only of a setting.
+        If the key is not swept, a name is unknown, or no setting has two seeds in common; those
+        that have not are left out (`left_out`).
     """
+    pairs = _pairs(runs, against, key)
+    compared = [one for one in pairs if len(one.seeds) > 1] or pairs  # else it is told why not
+    found = []
+    for metric in metrics:
+        metric_named(metric)  # an unknown one is told before anything is computed
+        found += [change for one in compared if (change := _change(one, metric)) is not None]
+    changes = corrected([one.change for one in found])
+    return [_judged(one, change) for one, change in zip(found, changes, strict=True)]
+
+
+def left_out(
+    runs: Sequence[PointMetrics], against: str | None = None, key: str = "policy"
+) -> list[str]:
+    """Return what `compare_policies` does not compare, for want of two seeds in common.
+
+    Parameters
+    ----------
+    runs, against, key
+        As there.
+    """
+    return [
+        f"{one.of} against {one.against}{f' at {one.setting}' if one.setting else ''}: "
+        f"{len(one.seeds) or 'no'} seed{'' if len(one.seeds) else 's'} in common"
+        for one in _pairs(runs, against, key)
+        if len(one.seeds) < 2
+    ]
+
+
+class _Pair(NamedTuple):
+    """Runs of two policies at a setting, by replication, and which replications both have."""
+
+    setting: str
+    of: str
+    against: str
+    runs: tuple[Mapping[int, PointMetrics], Mapping[int, PointMetrics]]
+    seeds: list[int]
+
+
+def _pairs(runs: Sequence[PointMetrics], against: str | None, key: str) -> list[_Pair]:
     names = list(dict.fromkeys(run.settings[key] for run in runs if key in run.settings))
     if len(names) < 2:
         known = dict.fromkeys(k for run in runs for k in run.settings)
@@ -91,15 +132,13 @@ def compare_policies(
         of = groups.setdefault(setting, {}).setdefault(run.settings[key], {})
         of[run.replication] = run
     found = []
-    for metric in metrics:
-        metric_named(metric)  # an unknown one is told before anything is computed
-        for setting, by_name in groups.items():
-            for name in names:
-                if name != base and name in by_name and base in by_name:
-                    change = _change(setting, metric, (name, base), by_name)
-                    found += [change] if change is not None else []
-    changes = corrected([one.change for one in found])
-    return [_judged(one, change) for one, change in zip(found, changes, strict=True)]
+    for setting, by_name in groups.items():
+        for name in names:
+            if name != base and name in by_name and base in by_name:
+                both = by_name[name], by_name[base]
+                seeds = sorted(both[0].keys() & both[1].keys())
+                found.append(_Pair(setting, name, base, both, seeds))
+    return found
 
 
 def rejections(runs: Sequence[PointMetrics]) -> str:
@@ -118,21 +157,13 @@ def rejections(runs: Sequence[PointMetrics]) -> str:
     )
 
 
-def _change(
-    setting: str,
-    metric: str,
-    names: tuple[str, str],
-    by_name: Mapping[str, Mapping[int, PointMetrics]],
-) -> PolicyChange | None:
-    of, against = (by_name[name] for name in names)
-    shared = sorted(of.keys() & against.keys())
-    pairs = [(of[r].metrics[metric], against[r].metrics[metric]) for r in shared]
-    if any(math.isnan(x) or math.isnan(y) for x, y in pairs):
+def _change(pair: _Pair, metric: str) -> PolicyChange | None:
+    of, against = ([one[seed].metrics[metric] for seed in pair.seeds] for one in pair.runs)
+    if any(map(math.isnan, (*of, *against))):
         return None
-    values = [x for x, _ in pairs], [y for _, y in pairs]
-    change = paired_change(*values)
-    means = tuple(math.fsum(column) / len(column) for column in values)
-    return PolicyChange(setting, metric, *names, (means[0], means[1]), change, "")
+    change = paired_change(of, against)
+    means = math.fsum(of) / len(of), math.fsum(against) / len(against)
+    return PolicyChange(pair.setting, metric, pair.of, pair.against, means, change, "")
 
 
 def _judged(one: PolicyChange, change: Change) -> PolicyChange:

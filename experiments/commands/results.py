@@ -160,6 +160,7 @@ def compare_command(
     from schedlab.experiments.analysis.policy_comparison import (
         METRICS,
         compare_policies,
+        left_out,
         rejections,
     )
     from schedlab.experiments.results.saved_results import read_points
@@ -176,6 +177,8 @@ def compare_command(
         found = compare_policies(points, metrics, against, key)
     except SpecError as error:
         raise SpecError(f"{folder}: {error}") from None
+    for line in left_out(points, against, key):
+        typer.echo(f"left out: {line}", err=True)
     if as_json:
         typer.echo(json_text([asdict(c) | {"change": c.change._asdict()} for c in found]))
         return

@@ -264,6 +264,7 @@ def test_comparison_has_the_mean_of_either_side_its_effect_and_its_seeds(monkeyp
         PolicyChange("", "mean_ttft_ms", "a", "b", (3.5, 8.5), one, "surely"),
     ]
     monkeypatch.setattr(policy_comparison, "rejections", lambda runs: "")
+    monkeypatch.setattr(policy_comparison, "left_out", lambda *given: [])
     monkeypatch.setattr(policy_comparison, "compare_policies", lambda *given: found)
     lines = [line.split() for line in schedlab("compare", "out", "--key", "k").output.splitlines()]
     seeds = str(LEAST_SEEDS + 4)
@@ -279,6 +280,7 @@ def test_comparisons_that_decide_nothing_are_counted_and_shown_when_asked_for(mo
     asked = []
     monkeypatch.setattr(saved_results, "read_points", lambda folder: [folder.name])
     monkeypatch.setattr(policy_comparison, "rejections", lambda runs: "")
+    monkeypatch.setattr(policy_comparison, "left_out", lambda *given: [])
     monkeypatch.setattr(
         policy_comparison, "compare_policies", lambda *given: asked.append(given) or found
     )

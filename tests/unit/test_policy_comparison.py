@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.analysis.policy_comparison import compare_policies, rejections
+from schedlab.experiments.analysis.policy_comparison import compare_policies, left_out, rejections
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results import saved_results
 from schedlab.experiments.results.point_folder import PointMetrics
@@ -103,6 +103,34 @@ def test_compare_pairs_by_replication_and_leaves_out_what_one_side_lacks():
     (found,) = compare_policies(runs, ["failed"])
     assert found.means == (7.5, 15.0)
     assert found.change.change == -0.5
+
+
+def test_compare_with_one_seed_left_at_a_setting_compares_the_others_and_names_it(monkeypatch):
+    def run(policy, rate, replication, value):
+        settings = {"policy": policy, "workload.request_rate": rate}
+        metrics = {"p99_ttft_ms": value, "rejected": 0.0, "num_requests": 8.0}
+        return PointMetrics(f"{policy}, {rate}", settings, replication, policy, metrics)
+
+    runs = [
+        run(policy, rate, seed, 10.0 * seed + (policy == "b"))
+        for policy in "ab" for rate in "248" for seed in (1, 2)
+        if (policy, rate, seed) not in (("b", "4", 1), ("a", "8", 1), ("b", "8", 2))
+    ]  # fmt: skip
+    found = compare_policies(runs, ["p99_ttft_ms"])
+    assert [(one.setting, one.means) for one in found] == [("workload.request_rate=2", (16, 15))]
+    told = ["b against a at workload.request_rate=4: 1 seed in common",
+            "b against a at workload.request_rate=8: no seeds in common"]  # fmt: skip
+    assert left_out(runs) == told
+    monkeypatch.setattr(saved_results, "read_points", lambda folder: runs)
+    done = schedlab("compare", "there", "-m", "p99_ttft_ms")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines() == [f"left out: {line}" for line in told]
+
+
+def test_compare_of_one_seed_everywhere_is_refused():
+    runs = [point(policy, 0, {"p99_ttft_ms": 1.0}) for policy in ("fcfs", "sjf")]
+    with pytest.raises(SpecError, match="no verdict from one run"):
+        compare_policies(runs, ["p99_ttft_ms"])
 
 
 def test_compare_of_a_folder_without_results_raises(tmp_path):
