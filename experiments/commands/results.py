@@ -214,14 +214,14 @@ def batch_means_command(
 ) -> None:
     """Say how sure the mean latencies of one long run are."""
     from schedlab.experiments.analysis.run_intervals import run_intervals
+    from schedlab.experiments.results.point_folder import load_run
     from schedlab.experiments.statistics import with_interval
     from schedlab.sim.errors import SpecError
-    from schedlab.sim.result import RunResult
 
     inner = next((path.parent for path in sorted(folder.glob("*/result.json"))), None)
     if inner is not None and not (folder / "result.json").is_file():
         raise SpecError(f"{folder} holds several runs: name the folder of one, e.g. {inner}")
-    result = RunResult.load(folder)
+    result = load_run(folder)
     found = run_intervals(result, num_batches)
     rows: list[tuple[str, ...]] = [
         (name, with_interval(one.mean, one.half_width), f"{one.lag1:+.2f}",

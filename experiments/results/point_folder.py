@@ -71,10 +71,8 @@ class PointMetrics:
     requests_sha256: str = ""
 
     def load(self) -> RunResult:
-        """Return the run with its tables."""
-        from schedlab.sim.result import RunResult
-
-        return RunResult.load(self.folder)
+        """Return the run with its tables; see `load_run`."""
+        return load_run(self.folder)
 
     def head(self) -> Mapping[str, Any]:
         """Return metrics and provenance as they were written, as plain data."""
@@ -106,10 +104,8 @@ class _Metrics(dict[str, float]):
         self._computed: dict[str, float] = {}
 
     def __missing__(self, name: str) -> float:
-        from schedlab.sim.result import RunResult
-
         if name not in self._computed:
-            self._computed[name] = RunResult.load(self._folder).metric(name)
+            self._computed[name] = load_run(self._folder).metric(name)
         return self._computed[name]
 
 
@@ -118,6 +114,29 @@ def _measured(name: str, value: object) -> float:
         return json_number(value)
     except ValueError:
         raise TypeError(f"metric {name!r} is {value!r}") from None
+
+
+def load_run(folder: Path) -> RunResult:
+    """Return the run of a folder with its tables.
+
+    Raises
+    ------
+    SchedlabError
+        As `RunResult.load`; or if the table of requests is not the one that was written with what
+        is noted of it. One that is read in parts, of millions of requests, is taken as it is.
+    """
+    from schedlab.sim.result import RunResult
+
+    result = RunResult.load(folder)
+    noted = folder / POINT_FILE
+    if isinstance(result.requests, dict) and noted.exists():
+        written = read_json_object(noted).get("requests_sha256")
+        if written is not None and written != _table_hash(result.requests):
+            raise SchedlabError(
+                f"{folder / 'requests.parquet'}: not the table of this run: requests_sha256 of "
+                f"{POINT_FILE} is that of another one; run it again"
+            )
+    return result
 
 
 def write_point(
@@ -225,8 +244,11 @@ def content_hash_of(folder: Path, light: bool = True) -> str | None:
 def _table_hash(columns: Columns) -> str:
     digest = hashlib.sha256()
     for name in sorted(columns):
-        digest.update(f"{name} {columns[name].dtype.str}\n".encode())
-        digest.update(columns[name].tobytes())
+        column = columns[name]
+        if column.dtype == object:  # text, as it is read
+            column = column.astype(str)
+        digest.update(f"{name} {column.dtype.str}\n".encode())
+        digest.update(column.tobytes())
     return digest.hexdigest()
 
 

@@ -329,6 +329,26 @@ def test_point_reads_back_with_all_that_was_written_beside_its_result(tmp_path, 
     assert content_hash_of(tmp_path, light=False) is None, "its tables were left out"
 
 
+@pytest.mark.parametrize("are_sessions", [False, True])
+def test_table_of_another_run_in_the_folder_of_a_point_is_refused_where_it_is_read(
+    tmp_path, are_sessions
+):
+    sessions = {"count": 3, "turns": 2, "new_tokens": 30, "output_tokens": 4, "think_s": 1}
+    lengths = {"num_requests": 6, "prompt_tokens": 30, "output_tokens": 4, "request_rate": 9}
+    workload = {"session_rate": 2, "sessions": sessions} if are_sessions else lengths
+    for seed in (1, 2):
+        spec = make_spec({"name": "one", "seed": seed, "workload": workload})
+        write_point(run(spec), spec, tmp_path / str(seed), "hash", 0.0)
+    point = read_point(tmp_path / "2")
+    assert len(point.load().requests["id"]) == 6
+    shutil.copy(tmp_path / "1" / "requests.parquet", tmp_path / "2")
+    for read in (point.load, lambda: point.metrics["largest(latency=ttft)"]):
+        with pytest.raises(SchedlabError, match=r"2.requests\.parquet: not the table of this run"):
+            read()
+    (tmp_path / "2" / POINT_FILE).unlink()  # as of a result that was saved by hand
+    assert len(read_point(tmp_path / "2").load().requests["id"]) == 6
+
+
 def test_folder_is_locked_by_one_at_a_time_and_whoever_fails_leaves_nothing_open(
     monkeypatch, tmp_path
 ):
