@@ -26,7 +26,7 @@ class Validation(LatencyErrors):
     Attributes
     ----------
     measured_ms, predicted_ms : dict of str to float
-        The fifteen latencies of `Timeline.latencies_ms`.
+        The fifteen latencies of `Timeline.latencies_ms`, or those of them that took any time.
     counts : dict of str to int
         What else the replay did: preemptions, tokens it had to recompute after them, tokens of new
         requests found in the prefix cache, steps.
@@ -110,16 +110,26 @@ def validate(spec: ExperimentSpec) -> Validation:
     preemptions = result.log.preemptions() if result.log is not None else {}
     cost_model = result.provenance["cost_model"]
     assert isinstance(cost_model, dict)
+    recorded_ms = measured.latencies_ms()
+    measured_ms = {name: ms for name, ms in recorded_ms.items() if ms}
+    if not measured_ms:
+        assert spec.validation is not None
+        raise SpecError(f"{spec.validation.measured}: every recorded latency is 0")
+    predicted_ms = predicted.latencies_ms()
     return Validation(
-        measured_ms=measured.latencies_ms(),
-        predicted_ms=predicted.latencies_ms(),
+        measured_ms=measured_ms,
+        predicted_ms={name: predicted_ms[name] for name in measured_ms},
         counts={
             "preemptions": int(requests["num_preemptions"].sum()),
             "recomputed_tokens": int(preemptions["resumed_tokens"].sum()),
             "prefix_hit_tokens": int(requests["prefix_hit_tokens"].sum()),
             "steps": int(str(result.provenance["num_steps"])),
         },
-        notes=notes([cost_model], warnings(result)) + _inside(result.provenance),
+        notes=[
+            *notes([cost_model], warnings(result)),
+            *_inside(result.provenance),
+            *_left_out(recorded_ms),
+        ],
         cpu_s=cpu_s,
     )
 
@@ -131,6 +141,16 @@ def _inside(provenance: Mapping[str, object]) -> list[str]:
     if is_known and not provenance["extrapolated_steps"]:
         return ["every step inside the measured range"]
     return []
+
+
+def _left_out(recorded_ms: Mapping[str, float]) -> list[str]:
+    """Say which latencies a recording cannot tell."""
+    left = [name for name, ms in recorded_ms.items() if not ms]
+    lines = []
+    if "TPOT Mean" in left:
+        lines.append("answers were not streamed: no time between tokens was recorded, so no TPOT")
+        left = [name for name in left if not name.startswith("TPOT ")]
+    return [*lines, f"recorded as 0 and left out: {', '.join(left)}"] if left else lines
 
 
 def recording_of(spec: ExperimentSpec) -> Timeline:

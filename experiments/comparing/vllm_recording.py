@@ -58,7 +58,8 @@ class Timeline:
         -----
         ``TTFT = first token - queued``, ``latency = last token - queued``,
         ``TPOT = (last - first) / (output - 1)`` of requests with more than one token; linear
-        percentiles. The clock starts when the engine takes a request in, not when it was sent.
+        percentiles. Where no request has more than one, there is no TPOT. The clock starts when the
+        engine takes a request in, not when it was sent.
         """
         ttft = self.first_token_s - self.queued_s
         several = self.output_tokens > 1
@@ -67,6 +68,8 @@ class Timeline:
         for name, seconds in (
             ("TTFT", ttft), ("TPOT", tpot), ("Latency", self.last_token_s - self.queued_s),
         ):  # fmt: skip
+            if not len(seconds):
+                continue
             found[f"{name} Mean"] = float(seconds.mean()) * 1e3
             for label, q in (("Median", 50), ("P90", 90), ("P95", 95), ("P99", 99)):
                 found[f"{name} {label}"] = float(np.percentile(seconds, q)) * 1e3

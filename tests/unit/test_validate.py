@@ -35,14 +35,14 @@ def recording(path, rows):
     return path
 
 
-def tiny(tmp_path, rows, us=100_000.0):
+def tiny(tmp_path, rows, us=100_000.0, output_toks=3):
     """Make an experiment of two requests whose steps take 100 ms each."""
     attention = {"us_per_pair": 0.0, "us_per_kv_token": 0.0}
     meta = {"model": "llama-3-8b", "hardware": "a100", "dtype": "bf16", "tensor_parallel_size": 1}
     curve = Curve("all", 1, (1.0, 4096.0), (us, us))
     write_table(tmp_path / "profile", meta, TableProfile((curve,), (), attention, 0))
     trace = tmp_path / "trace.jsonl"
-    line = {"input_toks": 8, "output_toks": 3, "arrival_time_ns": 0}
+    line = {"input_toks": 8, "output_toks": output_toks, "arrival_time_ns": 0}
     trace.write_text("".join(json.dumps(line | {"arrival_time_ns": i}) + "\n" for i in range(2)))
     return make_spec(
         {
@@ -117,6 +117,37 @@ def test_validation_compares_each_latency(tmp_path):
     assert found.counts["steps"] == 4
     assert found.worst[0] in found.errors
     assert any("table" in line for line in found.notes)
+
+
+_WHOLE = "answers were not streamed: no time between tokens was recorded, so no TPOT"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("output_toks", [1, 3])
+def test_validation_of_answers_in_one_piece_leaves_times_between_tokens_out(tmp_path, output_toks):
+    rows = [row(i, first_token_ts=2.5, output_toks=output_toks) for i in range(2)]
+    found = validate(tiny(tmp_path, rows, output_toks=output_toks))
+    assert {name.split()[0] for name in found.measured_ms} == {"TTFT", "Latency"}
+    assert found.errors.keys() == found.measured_ms.keys() == found.predicted_ms.keys()
+    assert len(found.rows()) == 10
+    assert (_WHOLE in found.notes) == (output_toks > 1)
+    assert _WHOLE not in validate(tiny(tmp_path, [row(0), row(1)])).notes
+
+
+def test_validation_leaves_out_single_latencies_that_took_no_time(tmp_path):
+    found = validate(tiny(tmp_path, [row(0), row(1, first_token_ts=1.0)]))
+    assert "TTFT Mean" in found.errors
+    rows = [row(i, first_token_ts=1.0) for i in range(2)]
+    found = validate(tiny(tmp_path, rows))
+    assert {name.split()[0] for name in found.errors} == {"TPOT", "Latency"}
+    assert (
+        "recorded as 0 and left out: "
+        + ", ".join(f"TTFT {of}" for of in ("Mean", "Median", "P90", "P95", "P99"))
+        in found.notes
+    )
+    nothing = [row(i, first_token_ts=1.0, last_token_ts=1.0) for i in range(2)]
+    with pytest.raises(SpecError, match=r"requests\.jsonl: every recorded latency is 0"):
+        validate(tiny(tmp_path, nothing))
 
 
 def test_validation_of_other_requests_is_refused(tmp_path):
