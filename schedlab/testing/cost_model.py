@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from schedlab.sim.construct import construct
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model as model_named
 from schedlab.testing.check import FAULTS, LawBroken
 from schedlab.testing.laws import require
 
@@ -16,7 +21,7 @@ ShapeLaw = Callable[[CostModel, BatchShape, int], None]
 
 
 def check_cost_model(
-    model: CostModel,
+    model: CostModel | type[CostModel],
     *,
     only: str | Iterable[str] | None = None,
     seed: int = 0,
@@ -26,8 +31,9 @@ def check_cost_model(
 
     Parameters
     ----------
-    model : CostModel
-        The model; it is asked, never changed.
+    model : CostModel or its class
+        The model; it is asked, never changed. Of a class, one is made for llama-3-8b on an
+        a100-80gb, with its knobs as they are by default.
     only : str or iterable of str, optional
         Names of the laws to check; all by default.
     seed, num_shapes : int
@@ -37,7 +43,11 @@ def check_cost_model(
     ------
     LawBroken
         With the law and the batch that shows it.
+    SpecError
+        If the class cannot be made so.
     """
+    if isinstance(model, type):
+        model = _made(model)
     chosen = list(COST_MODEL_LAWS) if only is None else [only] if isinstance(only, str) else only
     for name in chosen:
         law = COST_MODEL_LAWS[name]
@@ -53,6 +63,12 @@ def check_cost_model(
                 raise LawBroken(
                     subject, name, meaning, f"{reason}\n  for {shape}, k = {k}", None
                 ) from error
+
+
+def _made(cls: type[CostModel]) -> CostModel:
+    needed = [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    where = (Deployment(model_named("llama-3-8b"), gpu("a100-80gb")),) if needed else ()
+    return construct(f"cost model {cls.__name__}", cls, (), {}, *where)
 
 
 def random_shape(draw: random.Random) -> BatchShape:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.own_prices import is_own, looked_at, uneven_looked_at
 from schedlab.sim.cost.shape import BatchShape
 
 
@@ -50,6 +51,10 @@ class Pricing:
         self.step_times = cost_model.step_times_pricer()
         self.never_falls = cost_model.never_falls
         self.uneven_ns = cost_model.uneven_pricer()
+        self._is_own = is_own(cost_model)
+        if self._is_own:
+            self.step_ns = looked_at(cost_model)
+            self.uneven_ns = uneven_looked_at(cost_model)
         self.stations_ns = cost_model.stations_pricer()
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
@@ -84,10 +89,15 @@ class Pricing:
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what `estimate_ns` says of a step with one more prefill, by its new tokens."""
         price_ns = self.cost_model.chunk_pricer(shape, context_tokens)
+        if self._is_own and type(self.cost_model).chunk_pricer is CostModel.chunk_pricer:
+            price_ns = self._chunk_looked_at(shape, context_tokens)
         if not self._has_overhead:
             return price_ns
         overhead_ns = self.overhead_ns(shape.with_chunk(1, context_tokens))
         return lambda num_tokens: price_ns(num_tokens) + overhead_ns
+
+    def _chunk_looked_at(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        return lambda num_tokens: self.step_ns(shape.with_chunk(num_tokens, context_tokens), 1)[0]
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""

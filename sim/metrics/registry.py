@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_type_hints
 
-from schedlab.sim.errors import SpecError, nearest
+import numpy as np
+
+from schedlab.sim.errors import SchedlabError, SpecError, nearest, told
 
 if TYPE_CHECKING:
     from schedlab.sim.metrics.observation import Observation
@@ -314,7 +316,24 @@ def _own(path: str) -> Metric:
         )
     said = {key: getattr(function, key, None) for key in ("unit", "label", "scale")}
     own = _described(function_name, function, said["unit"], better, said["label"], said["scale"])
-    return replace(own, name=path)
+    return replace(own, name=path, of=partial(_told, path, function))
+
+
+def _told(path: str, function: Function, run: Observation, **parameters: Value) -> float:
+    """Return what a function of somebody else's module says of a run, if that is a number."""
+    try:
+        found: object = function(run, **parameters)
+    except SchedlabError:
+        raise
+    except Exception as error:
+        said = told(error, function.__module__)
+        raise SpecError(f"metric {path!r} raised {said}") from error
+    number = (
+        found.item() if isinstance(found, np.ndarray | np.generic) and not found.ndim else found
+    )
+    if not isinstance(number, int | float):
+        raise SpecError(f"metric {path!r} gives {' '.join(repr(found).split()):.60}, not a number")
+    return number
 
 
 def _described(

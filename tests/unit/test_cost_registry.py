@@ -11,11 +11,14 @@ from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim import cost
 from schedlab.sim.cost import registry
 from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
+from schedlab.testing import LinearCost
 from tests.unit.test_cli import schedlab
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -75,6 +78,58 @@ def durations_ns(chosen):
 def test_shipped_cost_models_are_registered():
     assert registry.names() == ["fitted", "roofline", "table"]
     assert registry.profile_files() == {"fitted": "fit.json", "table": "table.json"}
+
+
+@pytest.mark.parametrize(
+    ("gives", "told"),
+    [
+        ("[-5] * k", "step_ns(shape, 1) gives [-5], expected a list of 1 whole number of nanosec"),
+        ("[0] * k", "step_ns(shape, 1) gives [0], expected"),
+        ("[0.5] * k", "step_ns(shape, 1) gives [0.5], expected"),
+        ("[float('nan')] * k", "step_ns(shape, 1) gives [nan], expected"),
+        ("[True] * k", "step_ns(shape, 1) gives [True], expected"),
+        ("9", "step_ns(shape, 1) gives 9, expected"),
+        ("None", "step_ns(shape, 1) gives None, expected"),
+        ("(9,) * k", "step_ns(shape, 1) gives (9,), expected"),
+        ("[9]", " gives [9], expected a list of "),
+        ("[9] * 500", f"step_ns(shape, 1) gives [{'9, ' * 19}9,... (500 of them), expected"),
+        ("__import__('numpy').full(k, 9)", "step_ns(shape, 1) gives array([9]), expected"),
+        ("[1 // 0]", "step_ns(shape, 1) raised ZeroDivisionError: "),
+    ],
+)  # fmt: skip
+def test_cost_model_from_outside_that_gives_no_prices_is_named(outside, tmp_path, gives, told):
+    source = (tmp_path / "my_cost.py").read_text()
+    wrong = source.replace("[int(self.step_s * 1e9)] * k", gives)
+    assert wrong != source
+    (tmp_path / "my_cost.py").write_text(wrong)
+    with pytest.raises(SpecError) as caught:
+        durations_ns(outside)
+    assert "cost model my_cost:Constant: " in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_cost_model_from_outside_that_raises_is_told_with_its_line(outside, tmp_path):
+    source = (tmp_path / "my_cost.py").read_text().replace("[int(self", "[1 // 0, int(self")
+    (tmp_path / "my_cost.py").write_text(source)
+    with pytest.raises(SpecError, match=r"ZeroDivisionError: .* \(my_cost\.py:\d+\)$"):
+        durations_ns(outside)
+
+
+def test_policy_that_asks_a_cost_model_from_outside_is_not_blamed_for_it():
+    class Single(LinearCost):
+        def step_ns(self, shape, k=1):
+            return 9
+
+        def uneven_ns(self, steps):
+            return [9.0] * len(steps)
+
+    pricing = Pricing(Single())
+    shape = BatchShape(1, 9, 9, rows_sampled=1)
+    with pytest.raises(SpecError, match=r"Single: step_ns\(shape, 1\) gives 9, expected"):
+        pricing.chunk_pricer(shape, 0)(4)
+    with pytest.raises(SpecError, match=r"Single: uneven_ns\(steps\) gives \[9.0\], expected"):
+        pricing.uneven_ns([shape])
+    assert Pricing(LinearCost()).chunk_pricer(shape, 0)(4) == LinearCost().chunk_pricer(shape, 0)(4)
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])

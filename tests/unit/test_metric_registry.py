@@ -152,6 +152,37 @@ def test_own_metric_whose_module_fails_in_any_way_says_how(tmp_path, monkeypatch
             metric_named(f"failing_metric_{number}:any")
 
 
+@pytest.mark.parametrize(
+    ("gives", "told"),
+    [
+        ("1 / 0", " raised ZeroDivisionError: division by zero (odd_metric.py:3)"),
+        ("None", " gives None, not a number"),
+        ("'fast'", " gives 'fast', not a number"),
+        ("[1.0]", " gives [1.0], not a number"),
+        ("1j", " gives 1j, not a number"),
+        ("np.array([1.0, 2.0])", " gives array([1., 2.]), not a number"),
+        ("np.arange(999)", " gives array([ 0, 1, 2, 3,"),
+    ],
+)
+def test_own_metric_that_gives_no_number_is_named(tmp_path, monkeypatch, gives, told):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_metric", raising=False)
+    (tmp_path / "odd_metric.py").write_text(
+        f"import numpy as np\ndef odd(run, power: int = 1):\n    return {gives}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        metric_named("odd_metric:odd(power=2)").of(None)
+    assert str(caught.value).startswith("metric 'odd_metric:odd'" + told)
+
+
+@pytest.mark.parametrize("number", [3, 3.0, np.float32(3), np.int64(3), np.array(3.0)])
+def test_own_metric_may_give_a_number_of_any_kind(monkeypatch, number):
+    module = ModuleType("numbers_of_mine")
+    module.mine = lambda run: number
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert metric_named("numbers_of_mine:mine").of(None) == 3.0
+
+
 def test_own_metric_is_described_by_its_attributes_or_by_defaults():
     told = metric_named("tests.own_metrics:tokens_per_request")
     assert (told.axis, told.better) == ("tokens per request (tokens)", "neither")

@@ -10,7 +10,7 @@ import pytest
 from schedlab.sim.core.executor import SimExecutor, Steps
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
-from schedlab.sim.errors import TraceError
+from schedlab.sim.errors import SpecError, TraceError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
@@ -41,6 +41,23 @@ from tests.laws import arrival
 def test_our_cost_models_keep(law):
     check_cost_model(LinearCost(), only=law)
     check_cost_model(RooflineCostModel(Deployment(model("llama-3-8b"), gpu("a100-80gb"))), only=law)
+
+
+@pytest.mark.parametrize("cls", [LinearCost, RooflineCostModel])
+def test_class_of_cost_models_is_checked_by_one_that_is_made(cls):
+    check_cost_model(cls, only="takes_time", num_shapes=2)
+
+
+def test_class_of_cost_models_is_named_where_one_breaks_a_law_or_cannot_be_made():
+    with pytest.raises(LawBroken, match="cost model Floats breaks the law 'takes_time'"):
+        check_cost_model(Floats, num_shapes=2)
+
+    class Refusing(LinearCost):
+        def __init__(self, deployment):
+            raise ValueError(f"not for {deployment.gpu.name}")
+
+    with pytest.raises(SpecError, match="cost model Refusing: not for "):
+        check_cost_model(Refusing)
 
 
 class Floats(LinearCost):

@@ -63,6 +63,23 @@ def test_module_of_a_reader_that_fails_as_it_is_imported_is_told_with_its_error(
     assert str(caught.value).startswith(begun + told)
 
 
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("raise ValueError('what')", "ValueError: what (our_log.py:13)"),
+        ("yield {'prompt_tokens': [3]}", "yields a dict, not a Trace"),
+        ("return 3", "TypeError: "),
+    ],
+)
+def test_reader_of_a_module_that_fails_as_it_reads_is_named(module, does, told):
+    head, _, tail = module.read_text().partition("    seconds, ")
+    body = "    " + does + "\n\n\n" + tail[tail.index("READER = ") :]
+    module.write_text(head + body)
+    with pytest.raises(TraceError) as caught:
+        traces.read("monday.log", "our_log:READER")
+    assert str(caught.value).startswith("trace format our_log:READER: " + told)
+
+
 @pytest.mark.usefixtures("module")
 def test_format_of_no_such_name_names_the_nearest():
     said = (

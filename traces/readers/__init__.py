@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from schedlab.sim.errors import TraceError, nearest
+from schedlab.sim.errors import SchedlabError, TraceError, nearest, told
 from schedlab.traces.readers import (
     azure,
     bailian,
@@ -104,7 +104,26 @@ def stream(
         known = ", ".join(sorted(n for n, one in READERS.items() if one.follows_sessions))
         raise TraceError(f"{path}: format {reader.name} names no sessions; those that do: {known}")
     options = ReadOptions(chunk_rows, tokenizer, default_output_tokens, drop_empty, sessions)
+    if ":" in format:
+        return _looked_at(reader, path, options, format)
     return reader.chunks(path, options)
+
+
+def _looked_at(reader: Reader, path: Path, options: ReadOptions, format: str) -> Iterator[Trace]:
+    """Yield what a reader of somebody else's module gives, and tell of it what it does wrong."""
+    try:
+        chunks: Iterable[object] = reader.chunks(path, options)
+        for chunk in chunks:
+            if not isinstance(chunk, Trace):
+                raise TraceError(
+                    f"trace format {format}: yields a {type(chunk).__name__}, not a Trace"
+                )
+            yield chunk
+    except SchedlabError:
+        raise
+    except Exception as error:
+        said = told(error, format.partition(":")[0])
+        raise TraceError(f"trace format {format}: {said}") from error
 
 
 def read(
