@@ -18,6 +18,7 @@ from schedlab.experiments.results.results_folder import replacing_folder
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.policies import Policy, registry
 from schedlab.policies.predictors.predictor import Predictor
 from schedlab.policies.routers.router import Router
@@ -43,9 +44,10 @@ def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN4
     Parameters
     ----------
     experiment : str, Path, mapping or ExperimentSpec
-        Its file, the name of one that comes with schedlab, or what a YAML would say. A policy in
-        it may be a class, or an object whose constructor's parameters are plain values; a router,
-        a predictor or a cost model may be a class.
+        Its file, the name of one that comes with schedlab, or what a YAML would say. What a file
+        names as ``module:Class`` is found beside it from then on. A policy may be a class, or an
+        object whose constructor's parameters are plain values; a router, a predictor or a cost
+        model may be a class.
     **overrides
         Keys to change: ``policy="fcfs"``, ``engine={"max_num_seqs": 64}``, which leaves the other
         keys of the section as they are, or ``**{"workload.request_rate": 4}``.
@@ -60,6 +62,7 @@ def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN4
         experiment = experiment.to_data()
     if isinstance(experiment, Mapping):
         return make_spec(_plain(experiment), changes)
+    find_own_modules(Path(experiment).absolute().parent)
     return load_spec(experiment, changes)
 
 
@@ -270,6 +273,7 @@ def claims(
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.store import Store
 
+    find_own_modules(*(Path(file).absolute().parent for file in files))
     asked = load([Path(file) for file in files], _changes(overrides))
     with (
         tempfile.TemporaryDirectory() as scratch,

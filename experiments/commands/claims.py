@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from schedlab.experiments.commands.experiment import Quiet, find_own_modules
+from schedlab.experiments.commands.experiment import Quiet
 from schedlab.experiments.commands.running import AllCores, Keep, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_table
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.sim.errors import SpecError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

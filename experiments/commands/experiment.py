@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from schedlab.experiments.commands import completion
+from schedlab.experiments.specification.own_modules import find_own_modules
 
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -63,16 +63,6 @@ def with_experiment(message: str) -> str:
     """
     known = [name for name in _in_hand if name not in message and "override '" not in message]
     return ": ".join([*known, message])
-
-
-def find_own_modules(*folders: Path) -> None:
-    """Let ``module:Class`` name modules in the working directory and in some folders.
-
-    They are searched last: whatever such a folder holds, no package of ours, and none that is
-    installed, is taken from it.
-    """
-    known = set(sys.path)
-    sys.path += [place for place in map(str, (Path.cwd(), *folders)) if place not in known]
 
 
 def known_metrics(names: list[str] | None) -> list[str]:

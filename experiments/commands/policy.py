@@ -44,7 +44,7 @@ def check_command(
     ] = 20,
 ) -> None:
     """Check that a policy keeps every law, on small random workloads; exits with 1 if not."""
-    from schedlab.experiments.commands.experiment import find_own_modules
+    from schedlab.experiments.specification.own_modules import find_own_modules
     from schedlab.policies import registry
     from schedlab.sim.errors import SpecError
     from schedlab.testing import LawBroken, policy_verdicts

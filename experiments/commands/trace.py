@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schedlab.experiments.commands import completion
-from schedlab.experiments.commands.experiment import find_own_modules
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.experiments.commands.trace_fetch import fetch_command
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.sim.text import json_text
 
 if TYPE_CHECKING:

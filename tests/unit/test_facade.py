@@ -42,6 +42,23 @@ def swept():
     return sl.run(SWEPT)
 
 
+@pytest.mark.parametrize("does", [sl.spec, sl.claims])
+def test_module_beside_the_file_of_an_experiment_is_found(tmp_path, monkeypatch, does):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_a_file.py").write_text(
+        "from schedlab.policies import ContinuousBatching\n"
+        "class Mine(ContinuousBatching):\n    def key(self, state, now_ns):\n        return 0\n"
+    )
+    (tmp_path / "e.yaml").write_text(
+        json.dumps({**SWEPT, "sweep": {}, "policy": "beside_a_file:Mine"})
+    )
+    if does is sl.claims:
+        with pytest.raises(SpecError, match=r"e\.yaml: claim"):
+            does(tmp_path / "e.yaml")
+    else:
+        assert does(tmp_path / "e.yaml").policy.name == "beside_a_file:Mine"
+
+
 @pytest.mark.parametrize(("best", "told"), [(None, ["a verdict"]), (["the cheapest"], None)])
 def test_find_tells_the_cheapest_where_there_is_one_and_else_verdicts(monkeypatch, best, told):
     asked = {
