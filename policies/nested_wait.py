@@ -32,7 +32,8 @@ class NestedWait(Policy):
 
     Two additions keep it from waiting for ever: after `max_wait_s` of the first at an entry, the
     segment takes what is there; and with `drain`, an entry that nobody can reach any more does
-    not wait (the authors' code drops these requests). So nobody starves. When memory runs out,
+    not wait (the authors' code drops these requests). Who waits for a first token can reach it if
+    there is a seat and memory for all of it now. So nobody starves. When memory runs out,
     the latest admission is preempted.
 
     A decision looks at those who wait at entries, come, end or pass an edge: requests are followed
@@ -110,7 +111,7 @@ class NestedWait(Policy):
         """Run the segments from the first up to the one whose entry still gathers."""
         segments = self._segments
         segments.find(view)
-        chosen = choose(segments, self._limits, view, self._timeout_ns, self.drain)
+        chosen = choose(segments, self._limits, view, builder, self._timeout_ns, self.drain)
         all_granted = grant_chosen(segments, chosen, view, builder)
         steps = chosen.steps if all_granted else 1
         if view.config.num_speculative_tokens:  # drafts bring requests together at one stage

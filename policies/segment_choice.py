@@ -20,6 +20,7 @@ def choose(
     segments: Segments,
     limits: Sequence[tuple[int, int]],
     view: EngineView,
+    builder: PlanBuilder,
     timeout_ns: int,
     drain: bool,
 ) -> Choice:
@@ -31,8 +32,8 @@ def choose(
         Who runs.
     limits : sequence of (int, int)
         How many each may hold, and how many at one stage.
-    view : EngineView
-        The engine.
+    view, builder : EngineView, PlanBuilder
+        The engine, and its ledger, with nothing granted yet.
     timeout_ns : int
         How long the first at an entry waits for others.
     drain : bool
@@ -60,7 +61,12 @@ def choose(
     # Somebody can come to the segments behind the first that is not empty.
     busy = -1
     if drain:
-        busy = 0 if first.num_inside else _first_busy(each)
+        if first.num_inside:
+            busy = 0
+        elif num_waiting and _may_come(view.waiting.head, builder):
+            busy, steps = 0, 1  # the others may take that room from it
+        else:
+            busy = _first_busy(each)
     until_ns, i, late = FOREVER, 0, 0  # somebody has waited for too long in segment `late`
     for segment, (limit, group) in zip(each, limits, strict=True):
         if segment.num_inside < limit and i:
@@ -100,6 +106,15 @@ def choose(
         if not segments.stays_timed_out(hurries, chosen, waited_until_ns):
             chosen.steps = 1
     return chosen
+
+
+def _may_come(state: RequestState, builder: PlanBuilder) -> bool:
+    """Whether a waiting request has a seat and memory beside all who pause.
+
+    One that must wait for these to go on reaches nobody. Where memory is reserved in contiguous
+    ranges none is said to have room.
+    """
+    return builder.seats_left > 0 and builder.fits_without((), state)
 
 
 def _first_busy(each: Sequence[Segment]) -> int:

@@ -195,6 +195,20 @@ def test_nested_wait_lets_a_long_answer_wait_for_company():
     ]
 
 
+def test_nested_wait_with_drain_waits_for_who_is_only_now_admitted():
+    outputs = [4, 2, 2, 2, 4, 2, 2, 2]
+    work = [arrival(i, 0 if i < 4 else 1_500, prompt=2, output=n) for i, n in enumerate(outputs)]
+    got, _ = batches("nested_wait", work, limits(), **NESTED)
+    assert got == [
+        {0: 2, 1: 2, 2: 2, 3: 2},
+        {0: 1, 1: 1, 2: 1, 3: 1},  # nobody is left in the first segment
+        {4: 2, 5: 2, 6: 2, 7: 2},  # whom request 0 waits for at its entry
+        {4: 1, 5: 1, 6: 1, 7: 1},
+        {0: 1, 4: 1},
+        {0: 1, 4: 1},
+    ]
+
+
 @pytest.mark.parametrize(
     ("num_requests", "total_limit", "num_plans"),
     [
