@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedlab.policies import registry
+from schedlab.policies import Policy, registry
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.fastserve import FastServe
+from schedlab.policies.preemption import everyone_fits
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
@@ -533,3 +535,53 @@ def test_fastserve_puts_prompts_first_that_run_and_have_no_token_yet(status, owe
     policy._places[state] = SimpleNamespace(owes_token=owes_token, level=3, position=-7)
     goes_first = status is Status.RUNNING and owes_token
     assert policy.key(state, 0) == (not goes_first, 3, -7)
+
+
+class AsksWhetherAllFit(Policy):
+    """Grants everybody all there is, decodes first, and notes whether it had been promised."""
+
+    def __init__(self):
+        self.promised, self.kept = 0, 0
+
+    def plan(self, view, builder):
+        is_promised = everyone_fits(view, builder)
+        everybody = [*view.decoding, *view.prefilling, *view.waiting]
+        wanted = {
+            state: state.decode_tokens if state in view.decoding else state.num_uncomputed_tokens
+            for state in everybody
+        }
+        granted = {state: builder.grant(state) for state in everybody}
+        self.promised += is_promised and len(everybody) > 1
+        self.kept += granted == wanted and len(everybody) > 1
+        if is_promised:
+            assert granted == wanted
+        if view.running and not any(granted.values()):
+            builder.preempt(list(builder.running())[-1])
+        return builder.build()
+
+
+def test_everyone_fits_only_where_everybody_is_granted_all_there_is():
+    promised = kept = 0
+    for seed in range(12):
+        draw = random.Random(seed)
+        drafts, block_size = draw.choice((0, 1, 3)), draw.choice((1, 4))
+        config = limits(
+            draw.choice((32, 60, 200)) // block_size, seats=draw.choice((2, 4, 8)),
+            budget=draw.choice((9, 16, 40)), block_size=block_size, max_model_len=32,
+            num_speculative_tokens=drafts, num_lookahead_tokens=draw.choice((0, 2)) * (drafts > 0),
+        )  # fmt: skip
+        gap_ns = draw.choice((0, 300, 2_000))
+        work = [
+            arrival(i, gap_ns * (i // 2), draw.randint(1, 9), draw.randint(2, 9)) for i in range(10)
+        ]
+        policy = AsksWhetherAllFit()
+
+        def executor(pricing, config=config):
+            if not config.num_speculative_tokens:
+                return SimExecutor(pricing)
+            return SpeculativeExecutor(pricing, config, DrawnAcceptance([0.5]), NgramDrafter(0.0))
+
+        laws.run(policy, work, config, make_executor=executor)
+        promised += policy.promised
+        kept += policy.kept
+    assert kept >= promised > 30

@@ -832,3 +832,23 @@ def test_prompt_under_way_goes_on_though_who_is_due_before_it_waits_for_a_seat(n
     got, log = batches(name, work, limits(seats=2, budget=4), **knobs)
     assert got[:3] == [{0: 4}, {1: 2, 0: 2}, {2: 4}]
     assert not log.requests()["num_preemptions"].any()
+
+
+def test_slai_computes_no_more_in_a_step_than_its_own_budget_whoever_is_due():
+    for seed in range(6):
+        draw = random.Random(seed)
+        gap_ns = draw.choice((0, 400, 900))
+        work = [
+            arrival(
+                i, gap_ns * (i // 2), draw.randint(1, 6), draw.randint(6, 20),
+                slo=draw.choice((None, Slo(None, 0.001), Slo(None, 0.03))),
+            )
+            for i in range(12)
+        ]  # fmt: skip
+        budget, most = draw.choice((3, 5, 7)), draw.choice((2, 4, 99))
+        knobs = {"token_budget": budget, "max_decodes": most, "tbt_s": draw.choice((3e-6, 2e-5))}
+        got, _ = batches(
+            "slai", work, limits(seats=12, budget=40), offset=1, dynamic_offset=False, **knobs
+        )
+        plans = [plan[0] if isinstance(plan, tuple) else plan for plan in got]
+        assert max(sum(tokens.values()) for tokens in plans) == budget
