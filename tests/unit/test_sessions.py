@@ -8,7 +8,9 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.session_table import SessionTable
+from schedlab.sim.drive.sessions import open_source
 from schedlab.sim.record.sessions import has_sessions, session_columns
 from schedlab.sim.request import RequestState
 from schedlab.traces import read
@@ -264,3 +266,40 @@ def test_session_knows_its_requests_by_when_they_were_known_and_not_by_when_they
     assert len(table) == 1
     table.forget("s")
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("places", [None, 2])
+def test_first_turns_are_submitted_when_each_is_ready_whoever_waits_for_a_prediction(places):
+    # A session starts at its time, or when a place is free; its clock then, and the prediction is
+    # ready a while after. Those that start later may be ready sooner.
+    for seed in range(12):
+        draw, work, starts_ns = Random(seed), [], []
+        for i in range(9):
+            start_ns = (starts_ns[-1] if starts_ns else 0) + draw.choice((0, 10, 300))
+            starts_ns.append(start_ns)
+            rows = [([], draw.choice((0, 40)), 4, 1) for _ in range(draw.choice((1, 2)))]
+            for arrival in sessions.requests(f"s{i}", len(work), start_ns, rows):
+                late_ns = draw.choice((0, 5, 150, 900))
+                work.append(replace(arrival, ready_ns=arrival.request.arrival_ns + late_ns))
+        told = []
+
+        def submit(arrival, now_ns, told=told):
+            told.append((now_ns, arrival.request.id))
+
+        source = open_source(work, submit, lambda *_: None, lambda *_: None, places)
+        state_of = {one.request.id: RequestState(one.request) for one in work}
+        while source.next_ns < FOREVER:
+            now_ns = source.next_ns
+            num_told = len(told)
+            source.send_until(now_ns)
+            for _, number in told[num_told:]:
+                source.request_is_gone(state_of[number], now_ns)
+        late_ns = {one.request.id: one.ready_ns - one.request.arrival_ns for one in work}
+        if places is None:
+            due = [
+                (one.request.arrival_ns + one.turn.delay_ns + late_ns[one.request.id],
+                 one.request.id)
+                for one in work
+            ]  # fmt: skip
+            assert told == sorted(due)
+        assert sorted(number for _, number in told) == list(range(len(work)))
