@@ -262,9 +262,20 @@ def test_fitted_swapping_without_a_measurement_is_refused():
         cost().step_ns(BatchShape(0, 0, 0, swapped_bytes=1))
 
 
-def test_fitted_several_steps_with_a_chunk_are_refused():
-    with pytest.raises(ValueError, match="k = 2"):
-        cost().step_ns(BatchShape(1, 1, 1, chunks=((4, 0),)), 2)
+@pytest.mark.parametrize(
+    ("shape", "k"),
+    [
+        (BatchShape(1, 1, 1, chunks=((4, 0),)), 2),
+        (BatchShape(1, 1, 1, swapped_bytes=3), 2),
+        (BatchShape(1, 1, 1), 0),
+        (BatchShape(1, 1, 1), -1),
+    ],
+)
+def test_fitted_several_steps_of_what_cannot_be_repeated_are_refused(shape, k):
+    eager = replace(EAGER, coefficients_s={**COEFFICIENTS, "swapped_bytes": 1e-9})
+    model = cost(replace(FIT, eager=eager))
+    with pytest.raises(ValueError, match=f"k = {k}: only a step without chunks and swapping"):
+        model.step_ns(shape, k)
 
 
 def test_fitted_tells_which_steps_lie_outside_the_box_by_feature():

@@ -430,6 +430,12 @@ def test_skew_of_steps_that_were_not_fitted_is_that_of_as_many_gpus_or_none(
     assert bounds == ((2, 20), (3, 30), (4, 40), (5, 50))
     assert skew.alpha(0, 5, 2, 30, 4) == 0.1
     assert skew.alpha(0, 6, 2, 30, 4) == skew.alpha(7, 0, 0, 0, 0) == default
+    assert import_bundle(path, Options(use_skew=True)).profile.skew == skew
+    assert import_bundle(path, Options(use_skew=False)).profile.skew is None
+    other = bundle(tmp_path / "other", meta={"skew_fit": {**fit, "enabled": False}})
+    write_csv(other / "tp1/skew_fit.csv", header, rows)
+    for asked, found in ((None, None), (False, None), (True, skew)):
+        assert import_bundle(other, Options(use_skew=asked)).profile.skew == found
     write_csv(path / "tp1/skew_fit.csv", header, [(0, 0.1, "few", "many", "some", "few")])
     with pytest.raises(SpecError, match=r"skew_fit.csv:2: label 'some' is not in meta.yaml"):
         import_bundle(path, Options())

@@ -214,3 +214,14 @@ def test_metrics_of_a_window_without_any_step_are_nothing():
     nothing = ("num_steps", "max_batch_size", "swapped_bytes", "computed_tokens", "busy_s")
     assert [metrics[name] for name in nothing] == [0, 0, 0, 0, 0.0]
     assert np.isnan([metrics[name] for name in ("overhead_share", "mean_batch_size")]).all()
+
+
+def test_metrics_of_targets_are_nothing_where_nobody_has_one_measured_or_not():
+    log = laws.run(registry.make("fcfs"), [laws.arrival(i, 900 * i, 4, 2) for i in range(6)],
+                   EngineConfig(num_blocks=9, max_model_len=9, block_size=4))  # fmt: skip
+    names = ("slo_attainment", "ttft_slo_attainment", "tpot_slo_attainment", "e2el_slo_attainment",
+             "request_goodput", "deadline_misses")  # fmt: skip
+    for window in (None, Window(1_000, 4_000)):
+        result = RunResult("nobody", "fcfs", log.requests(), log, 36, window=window)
+        assert result.metric("num_with_slo") == 0
+        assert np.isnan([result.metric(name) for name in names]).all(), window
