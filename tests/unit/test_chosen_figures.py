@@ -487,8 +487,9 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
     rows = [SimpleNamespace(label=f"label {one}", name=one) for one in "ab"]
     runs = [SimpleNamespace(label=f"label {one}", name=one, load=lambda one=one: Run(one),
                             folder=f"folder {one}") for one in "ab"]  # fmt: skip
+    later = SimpleNamespace(load=lambda: "another seed")
     results = SimpleNamespace(
-        rows=rows, runs=runs, name="title", of=lambda row: [runs[rows.index(row)]]
+        rows=rows, runs=runs, name="title", of=lambda row: [runs[rows.index(row)], later]
     )
     loads = []
     patches = {
@@ -527,7 +528,10 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
         (plot.lines("m"), ("lines", rows, "title", ("m",), None, ())),
         (plot.heat_map(["m"], 2.0), ("heat_map", rows[1:], title, ["m"])),
         (plot.latency_cdf("m", 3.0), ("latency_cdf", {"curve of b": "b"}, title, "m")),
-        (plot.predictability(), ("predictability", {"label a": ["a"], "label b": ["b"]}, "title")),
+        (
+            plot.predictability(),
+            ("predictability", {f"label {one}": [one, "another seed"] for one in "ab"}, "title"),
+        ),
         (plot.time_series(), ("time_series", "a", "label a")),
         (plot.time_series("label b"), ("time_series", "b", "label b")),
         (plot.gantt("label b"), ("gantt", "b", "label b")),

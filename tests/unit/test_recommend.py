@@ -576,3 +576,33 @@ def test_best_and_default_are_written_down_each_as_itself(monkeypatch):
     assert (data["excluded"], data["cost_models"]) == ({"TP 3": "odd"}, [{"name": "m"}])
     found.change = None
     assert recommend_data(found, [], 0)["change"] is None
+
+
+def test_choice_is_confirmed_beside_the_deployment_on_most_gpus_and_of_these_the_widest(
+    monkeypatch,
+):
+    class AskedError(Exception):
+        pass
+
+    def settled(again, *_):
+        raise AskedError(again(None))
+
+    def confirmed(*deployments):
+        chosen, *_ = tried = [
+            Tried(stage, Candidate(tp, replicas, 8, 64), None)
+            for stage, tp, replicas in [("seats", 1, 1), *deployments]
+        ]
+        search = SimpleNamespace(
+            asked=None, tried=tried, length=5, _runs=None, _find=lambda share: None,
+            _points=lambda pair, *_, **__: [(c.tensor_parallel_size, c.replicas) for c in pair],
+        )  # fmt: skip
+        with pytest.raises(AskedError) as told:
+            _Search.confirmed(search, chosen)
+        return told.value.args[0]
+
+    monkeypatch.setattr("schedlab.experiments.search.recommend.settled", settled)
+    deployments = [("deployment", 8, 1), ("deployment", 2, 8), ("deployment", 4, 4)]
+    assert confirmed(*deployments) == [(1, 1), (4, 4)]
+    assert confirmed(*deployments[::-1], ("seats", 8, 8)) == [(1, 1), (4, 4)]
+    assert confirmed(*deployments[:2]) == [(1, 1), (2, 8)]
+    assert confirmed(("deployment", 1, 1)) == [(1, 1)]

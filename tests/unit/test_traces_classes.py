@@ -258,3 +258,10 @@ def test_hashes_or_texts_that_a_class_draws_anew_are_told_of(told):
     assert mixed.prefix is None
     assert mixed.prompt is None
     assert any("prefix hashes of the trace left out" in line for line in mixed.report.lines())
+
+
+def test_by_class_refuses_a_metric_of_the_engine_wherever_it_stands_among_those_asked_for():
+    for names in (("num_steps",), ("p99_ttft_ms", "num_steps"), ("busy_s", "mean_e2el_ms")):
+        engine = "busy_s" if "busy_s" in names else "num_steps"
+        with pytest.raises(SpecError, match=f"^{engine} is of the engine, which serves all"):
+            class_rows(Path("nowhere"), metrics=names)
