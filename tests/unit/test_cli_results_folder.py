@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from schedlab.experiments.results.results_folder import (
+    _moved,
     add_to_marker,
     check_replaceable,
     replacing_folder,
@@ -194,3 +195,23 @@ def test_what_is_named_a_little_otherwise_than_what_a_killed_run_left_stays(tmp_
         (tmp_path / name).mkdir()
     tidy_up_after_the_killed(tmp_path, "out")
     assert {path.name for path in tmp_path.iterdir()} == set(others)
+
+
+@pytest.mark.parametrize(
+    ("number", "moved"),
+    [(None, True), (errno.ENOTEMPTY, False), (errno.EEXIST, False), (errno.EACCES, None),
+     (errno.EXDEV, None)],
+)  # fmt: skip
+def test_folder_is_not_moved_onto_one_in_use_whatever_the_system_calls_that(
+    tmp_path, monkeypatch, number, moved
+):
+    def rename(self, target):
+        if number is not None:
+            raise OSError(number, "no")
+
+    monkeypatch.setattr(type(tmp_path), "rename", rename)
+    if moved is None:
+        with pytest.raises(OSError, match="no"):
+            _moved(tmp_path / "new", tmp_path / "there")
+    else:
+        assert _moved(tmp_path / "new", tmp_path / "there") == moved

@@ -349,6 +349,14 @@ def test_errors_are_those_with_and_without_the_gpu():
             r"bandwidth_share must be in \(0, 1\], got 1.1",
         ),
         (
+            {"gpus": {"x": {"all_reduce": {**asdict(AllReduce(1, 0, 1, 0)), "link_share": 1.1}}}},
+            r"all_reduce\.link_share must be in \(0, 1\], got 1\.1",
+        ),
+        (
+            {"gpus": {"x": {"experts": {**asdict(Experts(0, 1, 1)), "flops_share": 0}}}},
+            r"experts\.flops_share must be in \(0, 1\], got 0",
+        ),
+        (
             {"gpus": {"x": {"attention": {**asdict(ATTENTION), "row_share": 1.01}}}},
             r"attention\.row_share must be at most 1, got 1\.01",
         ),

@@ -82,6 +82,15 @@ def test_schema_and_loader_both_accept(validator, change):
     make_spec(data)
 
 
+def test_schema_asks_for_a_workload_unless_a_parent_or_a_sweep_may_bring_it(validator):
+    swept = {"sweep": {"workload.trace": ["azure-conv"], "workload.num_requests": [3, 5]}}
+    validator.validate(swept)
+    validator.validate({"extends": "other.yaml"})
+    validator.validate({"extends": "other.yaml", **swept})
+    for lacking in ({}, {"policy": "fcfs"}, {"seed": 3, "name": "x"}):
+        assert not validator.is_valid(lacking)
+
+
 def test_schema_accepts_a_fully_written_out_spec(validator):
     spec = make_spec({"workload": {"trace": "azure-conv", "num_requests": 3}})
     validator.validate(spec.to_data())
