@@ -496,9 +496,7 @@ def test_request_that_is_to_go_on_at_an_engine_waits_there_until_there_is_room()
         kv=kv, num_waiting=1, num_running=2, waiting=[],
         intake=SimpleNamespace(requests=[RequestState(arrival(1, 50, 7, 1).request)]),
     )  # fmt: skip
-    engine = SimpleNamespace(
-        config=SimpleNamespace(num_blocks=10, block_size=4), requests=requests
-    )
+    engine = SimpleNamespace(config=SimpleNamespace(num_blocks=10, block_size=4), requests=requests)
     live = LiveState(0, engine, Clock())
     assert (live.num_waiting, live.first_waiting_blocks) == (1, 2)
     first = RequestState(arrival(2, 40, 30, 1).request)

@@ -162,6 +162,8 @@ def test_fair_batching_plans_ahead_where_nobody_who_waits_has_a_seat(seats, num_
 def test_prompts_under_way_and_in_the_queue_are_served_by_due_date_then_arrival_then_number():
     # Few dates and arrivals, so that most are equal in one or both; numbers follow neither.
     draw = Random(7)
+    executor = SimExecutor(Pricing(LinearCost()))
+    builder = Engine(limits(), registry.make("fair_batching"), executor).builder
     for _ in range(40):
         states, targets = [], {}
         for number in draw.sample(range(99), 8):
@@ -172,5 +174,7 @@ def test_prompts_under_way_and_in_the_queue_are_served_by_due_date_then_arrival_
         cut = draw.randrange(9)
         waiting = [state for *_, state in sorted(states[cut:])]
         under_way = [state for *_, state in states[:cut]]
-        merged = list(_by_slack(under_way, waiting, targets))
-        assert merged == [state for *_, state in sorted(states)]
+        for seats in (0, 1):
+            builder.residents_left = seats
+            merged = list(_by_slack(under_way, waiting, targets, builder))
+            assert merged == [state for *_, state in sorted(states if seats else states[:cut])]

@@ -498,7 +498,8 @@ class ChosenAnew(NestedWait):
         if len(waiting) < num_new and (waiting or not self.drain) and overdue_ns(0) > now_ns:
             return [], overdue_ns(0)
         if self.drain:
-            busy = next((i for i, states in enumerate(there) if states), len(edges))
+            reached = [states or (waiting and not i) for i, states in enumerate(there)]
+            busy = next((i for i, states in enumerate(reached) if states), len(edges))
         run, until_ns = [], FOREVER
         for i, ((limit, group), entry) in enumerate(zip(self._limits, entries, strict=True)):
             room = limit - (len(there[i]) - len(entry))
