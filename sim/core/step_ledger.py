@@ -347,10 +347,14 @@ class StepLedger:
             free_blocks = kv.free_blocks - keep - self._blocks_of_next_steps()
             if kv.blocks_to_hold(state.request, tokens) > free_blocks:
                 return self._deny(state, "its KV and its next chunk do not fit the free KV blocks")
-        elif config.scheduler_reserve_full_isl:
-            need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
+        elif takes_seat or config.scheduler_reserve_full_isl:
+            what, end = "its whole sequence", state.num_tokens
+            if not config.scheduler_reserve_full_isl:  # likewise
+                there = min(hit.tokens + n, state.num_tokens - 1)
+                what, end = "its KV with its next chunk", self._next_end(state, most, there)
+            need = kv.blocks_to_hold(state.request, end) - hit.blocks_in_use
             if need > kv.free_blocks - keep:
-                return self._deny(state, "its whole sequence does not fit the free KV blocks")
+                return self._deny(state, f"{what} does not fit the free KV blocks")
         if not takes_seat:
             keep += self._promised_blocks()
         if not kv.reserve(state, n, keep, hit):
@@ -365,10 +369,13 @@ class StepLedger:
             n = state.num_computed_tokens
         return n if most is None else min(n, most)
 
-    def _next_end(self, state: RequestState, most: int | None = None) -> int:
+    def _next_end(
+        self, state: RequestState, most: int | None = None, loaded_tokens: int = 0
+    ) -> int:
         """Return where a request ends, slots ahead included, that computes what it can next."""
-        n = min(self._chunk_limit(state, most), self._config.max_num_batched_tokens)
-        end = state.num_computed_tokens + n
+        limit = self._chunk_limit(state, most, loaded_tokens)
+        n = min(limit, self._config.max_num_batched_tokens)
+        end = state.num_computed_tokens + loaded_tokens + n
         return end + slots_ahead(self._config, end) if self._looks_ahead else end
 
     def _blocks_of_next_steps(self) -> int:

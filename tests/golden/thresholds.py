@@ -134,7 +134,7 @@ def futures(_: str) -> dict[str, Any]:
             counts = []
             for capacity in range(20, 110):
                 view = SimpleNamespace(
-                    running=running, residents=running, waiting=waiting, capacity_tokens=capacity,
+                    residents=running, waiting=waiting, capacity_tokens=capacity,
                     config=SimpleNamespace(max_model_len=30, block_size=4),
                 )  # fmt: skip
                 counts.append(len(list(policy.candidates(view, None))))  # type: ignore[arg-type]

@@ -1023,6 +1023,46 @@ def test_request_that_is_being_loaded_cannot_be_preempted_until_it_is_there(seat
     assert told
 
 
+@pytest.mark.parametrize(("spare", "at_once"), [(4, False), (5, True)])
+@pytest.mark.parametrize("follows", [False, True])
+def test_load_that_takes_a_seat_asks_for_room_for_its_next_chunk_as_well(follows, spare, at_once):
+    # Eight blocks are loaded and five computed; vLLM's connector asks for the eight alone.
+    work = [
+        *evicting_work()[:3],
+        arrival(3, 299_000, (32 - spare) * BLOCK - 15, 15),
+        arrival(4, 310_000, 12 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+    ]
+    keys = {"offloading_connector": follows, "load_takes_seat": not follows}
+    limits = config(kv_load="always", max_model_len=640, **keys)
+    log = run_laws(ContinuousBatching(), work, limits)
+    (load,) = copies_of(log, is_load=1)
+    finish_ns = log.requests()["finish_ns"][3]
+    assert bool(load["issued_ns"] < finish_ns) is (follows or at_once)
+
+
+def test_prompts_that_are_loaded_by_turns_do_not_evict_each_other_for_ever():
+    # Prompts hold memory until the link to the other engine has taken them.
+    engine = {"block_size": 4, "num_gpu_blocks_override": 132}
+    tiers = [
+        {"name": "t0", "num_blocks": 5, "load_gb_per_s": 5, "store_gb_per_s": 0.5,
+         "latency_us": 3000},
+        {"name": "t1", "num_blocks": 60, "link": "pcie-4", "write": "back"},
+    ]  # fmt: skip
+    uniform = {"distribution": "uniform", "low": 1}
+    sessions = {
+        "count": 20, "turns": {**uniform, "high": 4}, "output_tokens": {**uniform, "high": 40},
+        "new_tokens": {**uniform, "low": 5, "high": 80}, "think_s": 0,
+    }  # fmt: skip
+    spec = spec_of(
+        {"tiers": tiers}, engine, policy="gittins",
+        workload={"session_rate": 10, "sessions": sessions},
+        cluster={
+            "link": {"gb_per_s": 0.5}, "pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+        },
+    )  # fmt: skip
+    assert run(spec).metric("rejected") == 0
+
+
 def test_computing_blocks_is_estimated_by_steps_that_have_nothing_else_in_them():
     told = []
 
