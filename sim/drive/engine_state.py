@@ -133,7 +133,9 @@ class LiveState:
         if self._backlog_tokens < 0:
             requests = self._requests
             waiting = [*requests.waiting, *requests.intake.requests, *requests.prefilling.values()]
-            waiting += [state for state in requests.in_pipeline if not state.is_decoding]
+            waiting += requests.holding.values()
+            away = (*requests.in_pipeline, *requests.loading.values())
+            waiting += [state for state in away if not state.is_decoding]
             self._backlog_tokens = sum([state.num_uncomputed_tokens for state in waiting])
         return self._backlog_tokens
 
@@ -172,14 +174,19 @@ class LiveState:
 
     @property
     def first_waiting_blocks(self) -> int:
-        """KV blocks that the request without a seat which came first needs; 0 if there is none."""
+        """KV blocks that the request without a seat which came first needs; 0 if there is none.
+
+        Beside those that it holds, if it is loaded.
+        """
         if self._first_waiting_blocks < 0:
             self._first_waiting_blocks = 0
-            if self.num_waiting:
-                requests = self._requests
-                waiting = [*requests.waiting, *requests.intake.requests, *self._queued.values()]
+            requests, size = self._requests, self.block_size
+            waiting = [*requests.waiting, *requests.intake.requests, *requests.holding.values()]
+            waiting += self._queued.values()
+            if waiting:
                 first: RequestState = min(waiting, key=lambda s: (s.request.arrival_ns, s.id))
-                self._first_waiting_blocks = -(-first.num_tokens // self.block_size)
+                held_tokens = first.num_computed_tokens if first.id in requests.holding else 0
+                self._first_waiting_blocks = -(-first.num_tokens // size) - -(-held_tokens // size)
         return self._first_waiting_blocks
 
     @property

@@ -24,7 +24,9 @@ from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.simulation import simulate
@@ -633,6 +635,20 @@ def test_engine_that_dies_gives_back_whom_it_was_loading():
     assert engine.begin(300_000) is None
     assert list(engine.requests.loading) == [3]
     assert [state.id for state in engine.die(300_001)] == [3]
+
+
+@pytest.mark.parametrize(("follows", "first_blocks"), [(False, 0), (True, 1)])
+def test_router_is_told_of_what_is_left_to_compute_of_who_is_loaded(follows, first_blocks):
+    # With a seat or without: of nine blocks eight are held, and a token is not computed.
+    keys = {"offloading_connector": follows, "load_takes_seat": not follows}
+    limits = config(tier(load_bytes_per_s=GB / 1e6), kv_load="always", **keys)
+    engine = Engine(limits, ContinuousBatching(), SimExecutor(Pricing(LinearCost(), None)))
+    simulate(engine, evicting_work()[:3])
+    engine.submit(evicting_work()[3], 300_000)
+    assert engine.begin(300_000) is None
+    live = LiveState(0, engine, Clock())
+    assert live.backlog_tokens == 1
+    assert live.first_waiting_blocks == first_blocks
 
 
 @pytest.mark.parametrize(
