@@ -983,7 +983,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     monkeypatch.setattr(laboratory, "open_ours", noted("open_ours", opened))
     monkeypatch.setattr(laboratory, "open_vllm", noted("open_vllm", opened))
     monkeypatch.setattr(laboratory, "describe_machine", lambda device: {"on": device})
-    monkeypatch.setattr(fitted_profile, "write_fit", noted("write_fit", None))
+    monkeypatch.setattr(fitted_profile, "fit_texts", noted("fit_texts", {"fit.json": "{}"}))
     monkeypatch.setattr(laboratory, "save_residuals", noted("save_residuals", None))
     paper = SimpleNamespace(monotonic=lambda: 0.0, strftime=lambda f, at: (f, at), gmtime=lambda: 0)
     monkeypatch.setattr(laboratory, "time", paper)
@@ -1017,7 +1017,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
         ("design", LIMITS, 11, 17, (2, 4)),
     ]
     assert isinstance(asked[2][-1], PaperWatch)
-    written = [one for one in asked if one[0] == "write_fit"]
+    written = [one for one in asked if one[0] == "fit_texts"]
     residuals = json.loads((tmp_path / "residuals.json").read_text())
     *calls, (_, rows_drawn, where) = asked[4:]
     assert calls == [
@@ -1028,8 +1028,9 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     assert where == tmp_path
     assert json.loads(json.dumps(rows_drawn)) == residuals["points"]
 
-    _, folder, meta, of_runs = written[-1]
-    assert (folder, of_runs) == (tmp_path, replace(at_level, step_spread="spread"))
+    _, meta, of_runs = written[-1]
+    assert of_runs == replace(at_level, step_spread="spread")
+    assert (tmp_path / "fit.json").read_text() == "{}"
     assert meta == {
         "model": "llama-3-8b", "hardware": "a100-80gb", "dtype": "bf16", "tensor_parallel_size": 1,
         "scheduling_overhead": {"base_s": 0.5}, "date": ("%Y-%m-%d", 0),
@@ -1040,7 +1041,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
         "sentinel_drift_by_round": [0.0, 0.0], "held_out_error_by_kind": errors,
         "median_repeat_spread": 0.0,  # three of five do not scatter
     }  # fmt: skip
-    assert [one[2]["rounds"] for one in written] == [1, 2, 2]
+    assert [one[1]["rounds"] for one in written] == [1, 2, 2]
     assert residuals == {
         "coefficient_intervals_s": {"num_decodes": [0.1, 0.2]},
         "points": [
