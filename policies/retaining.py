@@ -14,7 +14,7 @@ class Retaining(ProgramFirstComeFirstServed):
     """Serve the session that began first, and keep the memory of some that wait for a tool.
 
     What is kept gives way, the session that began last first, to running requests that need a
-    block, and to the head of the queue where nobody runs.
+    block, and to the head of the queue where nobody runs or is being loaded.
 
     Skip-ahead is honest because the engine ends a segment where memory stops being kept, and
     because free blocks only fall until then.
@@ -78,7 +78,7 @@ class Retaining(ProgramFirstComeFirstServed):
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 break
             granted = builder.grant(state)
-            while not granted and kept and not view.running:
+            while not granted and kept and not view.residents:
                 other = kept.pop()
                 if other.session is not state.session:
                     builder.preempt(other)

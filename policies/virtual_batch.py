@@ -23,7 +23,7 @@ class VirtualBatch:
     Parameters
     ----------
     view : EngineView
-        Whose running requests are its first members.
+        Whose requests with memory are its first members.
     credits : Credits
         Which knows their targets.
     """
@@ -33,13 +33,13 @@ class VirtualBatch:
     def __init__(self, view: EngineView, credits: Credits) -> None:
         self._view = view
         self._credits = credits
-        running = view.running
+        residents = view.residents
         self._targets_s: list[float] = []
         if credits.own_targets_s:
-            self._targets_s = [credits.target_s(state) for state in running]
+            self._targets_s = [credits.target_s(state) for state in residents]
         self._lengths = [
             expected_tokens(state, generated)
-            for state, generated in zip(running, view.output_tokens(running), strict=True)
+            for state, generated in zip(residents, view.output_tokens(residents), strict=True)
         ]
         self._lengths_sum = in_order(self._lengths)
         self._longest = max(self._lengths, default=0.0)

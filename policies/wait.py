@@ -95,7 +95,7 @@ class Wait(Policy):
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run a step with new requests of each type up to its threshold, or wait."""
         types = self._types
-        kinds = [types[state.id] for state in view.running]
+        kinds = [types[state.id] for state in view.residents]
         running = [kinds.count(kind) for kind in range(len(self.output_edges))]
         counts = [n - r for n, r in zip(self._in_flight, running, strict=True)]
         places, thresholds = self._places(running)

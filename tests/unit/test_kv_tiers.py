@@ -1214,10 +1214,13 @@ def told(work):
         ("tgi3", {}),
         ("mc_sf", {"margin": 0.0}),
         ("past_future", {"reserved": 0.0}),
+        ("wait", {"output_edges": [400], "total_limit": 1, "only_cap": True}),
+        ("scorpio", {"ttft_s": 1e3, "tbt_s": 1e-7}),
     ],
 )
-def test_admission_by_memory_to_come_counts_who_is_being_loaded(policy, knobs, follows):
-    # Of 40 blocks the one that is loaded will hold 24 and the other 23.
+def test_admission_that_reckons_with_others_counts_who_is_being_loaded(policy, knobs, follows):
+    # Of 40 blocks the one that is loaded will hold 24 and the other 23; and a place, or the time
+    # between tokens, is for one alone.
     limits = config(
         tier(load_bytes_per_s=GB / 1000), kv_load="always",
         offloading_connector=follows, load_takes_seat=not follows,

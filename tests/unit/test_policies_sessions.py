@@ -400,20 +400,21 @@ def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs():
 
 
 @pytest.mark.parametrize(
-    ("runs", "num_blocks", "seats", "granted", "gone"),
+    ("there", "num_blocks", "seats", "granted", "gone"),
     [
         # What is kept goes from the last on, four blocks each, but for that of who would have it.
-        (False, 10, 9, ["a", "b"], [1]),
-        (False, 9, 9, ["a", "b"], [1]),
-        (False, 3, 9, ["a", "b"], [1, 0]),
-        (False, 15, 9, ["a", "b", "c"], []),
-        (False, 6, 1, ["a"], []),
-        (True, 6, 9, ["a"], []),  # somebody runs, so what is kept stays
-        (True, 5, 9, [], []),
+        ("", 10, 9, ["a", "b"], [1]),
+        ("", 9, 9, ["a", "b"], [1]),
+        ("", 3, 9, ["a", "b"], [1, 0]),
+        ("", 15, 9, ["a", "b", "c"], []),
+        ("", 6, 1, ["a"], []),
+        ("runs", 6, 9, ["a"], []),  # somebody runs, so what is kept stays
+        ("runs", 5, 9, [], []),
+        ("loads", 5, 9, [], []),  # and where somebody will
     ],
 )
 def test_kept_memory_gives_way_to_the_head_of_the_queue_where_nobody_runs(
-    runs, num_blocks, seats, granted, gone
+    there, num_blocks, seats, granted, gone
 ):
     # Those who wait want six, four and five blocks; c is of the session whose memory goes last.
     session = ["first", "second", "third"]
@@ -457,9 +458,11 @@ def test_kept_memory_gives_way_to_the_head_of_the_queue_where_nobody_runs(
             found.promised.append(hooks_matter)
             return 7, 70
 
+    other = [SimpleNamespace(id=9)]
     view = SimpleNamespace(
-        kept=kept, running=[SimpleNamespace(id=9)] if runs else [], waiting=waiting, now_ns=0
-    )
+        kept=kept, running=other if there == "runs" else [], residents=other if there else [],
+        waiting=waiting, now_ns=0,
+    )  # fmt: skip
     assert Ranks().plan(view, Builder()) == (7, 70)
     assert (found.granted, found.gone) == (granted, gone)
     assert found.promised == [True]
