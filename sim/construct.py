@@ -187,7 +187,8 @@ def construct(
     Raises
     ------
     SpecError
-        If it does not take a parameter (names the nearest one), or refuses a value.
+        If it does not take a parameter (names the nearest one), or refuses a value, or one that
+        is annotated as a whole number is none.
 
     Examples
     --------
@@ -203,13 +204,30 @@ def construct(
         if name not in params and name in _required(cls):
             raise SpecError(f"{what} needs a parameter {name!r}")
     try:
-        return cls(*given, **params)
+        return cls(*given, **_whole(what, cls, params))
     except SchedlabError:
         raise
     except (TypeError, ValueError) as error:
         raise SpecError(f"{what}: {error}") from error
     except (Exception, SystemExit) as error:
         raise SpecError(f"{what}: its constructor raised {described(error)}") from error
+
+
+def _whole(what: str, cls: Callable[..., object], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with 1e3 as 1000 where a whole number is asked for, and refuse 2.5."""
+    try:
+        known = inspect.signature(cls, eval_str=True).parameters if params else {}
+    except (NameError, TypeError, ValueError):  # written in C, or annotated for the type checker
+        return dict(params)
+    made = dict(params)
+    for name, value in params.items():
+        if name not in known or known[name].annotation not in (int, int | None):
+            continue
+        if isinstance(value, float) and value.is_integer():
+            made[name] = int(value)
+        elif not isinstance(value, int | None):
+            raise SpecError(f"{what}: {name} must be a whole number, got {value!r:.80}")
+    return made
 
 
 def _required(cls: Callable[..., object]) -> list[str]:

@@ -41,6 +41,29 @@ def test_thing_with_a_parameter_that_it_does_not_take_names_the_nearest(params, 
         construct("thing 'x'", Knobs, [], {"y": 1})
 
 
+class Counts:
+    def __init__(
+        self, count: int, most: "int | None" = 3, share: float = 1.0, edges: list[int] = ()
+    ):
+        self.values = count, most, share, edges
+
+
+@pytest.mark.parametrize("value", [2.5, float("inf"), float("nan"), "2", [2]])
+@pytest.mark.parametrize("name", ["count", "most"])
+def test_thing_that_takes_a_whole_number_is_given_no_other(name, value):
+    with pytest.raises(SpecError) as caught:
+        construct("thing 'x'", Counts, ["count", "most"], {"count": 1, name: value})
+    assert str(caught.value) == f"thing 'x': {name} must be a whole number, got {value!r}"
+
+
+def test_thing_that_takes_a_whole_number_may_be_given_it_as_yaml_writes_it():
+    knobs = ["count", "most", "share", "edges"]
+    given = {"count": 1e3, "most": None, "share": 2, "edges": [1.5]}
+    values = construct("thing 'x'", Counts, knobs, given).values
+    assert values == (1000, None, 2, [1.5])
+    assert type(values[0]) is int
+
+
 @pytest.mark.parametrize(
     ("raised", "kind", "message"),
     [
