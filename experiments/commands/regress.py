@@ -10,7 +10,7 @@ import typer
 from schedlab.experiments.commands.experiment import Quiet
 from schedlab.experiments.commands.running import AllCores, Keep, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_lines, print_table
-from schedlab.experiments.specification.own_modules import find_own_modules
+from schedlab.experiments.specification.own_modules import find_own_modules, taken_from_elsewhere
 
 if TYPE_CHECKING:
     from schedlab.experiments.regression.check import CaseVerdict, Outcome
@@ -127,9 +127,14 @@ def _measure(matrix: Matrix, jobs: int | None, keep: Path | None, quiet: bool) -
 
 def _matrix(folder: Path) -> Matrix:
     from schedlab.experiments.regression.matrix import load_matrix
+    from schedlab.experiments.running.point_hash import own_classes
 
     find_own_modules(folder.absolute())
-    return load_matrix(folder)
+    matrix = load_matrix(folder)
+    named = own_classes([*matrix.metrics, *(point.spec.to_data() for point in matrix.points)])
+    for line in taken_from_elsewhere(folder.absolute(), named):
+        typer.echo(line, err=True)
+    return matrix
 
 
 def _print(cases: list[CaseVerdict], versions_differ: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from schedlab.experiments.commands import regress as regress_command
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.regression import baseline as regress_baseline
 from schedlab.experiments.regression import check as regress
@@ -328,6 +329,23 @@ def test_junit_and_markdown_say_what_the_exit_code_says(baselined, monkeypatch):
     assert "worse; allowed" in failure.get("message")
     assert summary.read_text().startswith("## Scheduling regression check FAILED\n")
     assert "| chat | fcfs | mean_ttft_ms |" in summary.read_text()
+
+
+def test_module_in_the_working_directory_that_hides_the_one_of_the_matrix_is_told(
+    folder, monkeypatch, capsys
+):
+    other = folder / "elsewhere"
+    other.mkdir()
+    write_policy(other)
+    assert regress_command._matrix(folder).points
+    assert capsys.readouterr() == ("", "")
+    sys.modules.pop("planted_policy")
+    monkeypatch.chdir(other)
+    monkeypatch.setattr(sys, "path", [*sys.path[:-1], str(other), str(folder)])
+    regress_command._matrix(folder)
+    mine = "planted_policy.py"
+    told = f"module planted_policy is {other / mine}, which comes before {folder / mine}\n"
+    assert capsys.readouterr() == ("", told)
 
 
 @pytest.mark.parametrize(
