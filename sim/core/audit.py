@@ -68,6 +68,13 @@ def _check_decodes(batch: DecodeBatch) -> None:
     assert batch.blocks_next_step() == opening, "the count of new blocks is off"
 
 
+WAITS = (
+    "the policy waits and nothing is left to happen (horizon(), or until_ns of a plan, says when "
+    "to ask it again)"
+)
+"""Why a run has stalled whose policy lets everybody wait."""
+
+
 def stalled(engine: Engine, why: str) -> Stalled:
     """Return the error of a run that cannot go on: who waits, and what denied them."""
     lines = [f"stalled at t = {engine.now_ns / 1e9:.6f} s: {why}"]

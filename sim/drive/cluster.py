@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from schedlab.sim.core.audit import stalled
+from schedlab.sim.core.audit import WAITS, stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.drive.clock import Clock
@@ -154,7 +154,7 @@ def simulate_cluster(
     fleet.run(arrivals, max_concurrency)
     for member in fleet.members:
         if member.is_up and member.engine.requests.num_in_flight:
-            raise stalled(member.engine, "the policy waits and nothing is left to happen")
+            raise stalled(member.engine, WAITS)
         if member.served:  # else it left before its engine had started
             member.engine.requests.expire(FOREVER)  # nobody comes for what is kept
     if fleet.num_pending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from schedlab.sim.core.audit import stalled
+from schedlab.sim.core.audit import WAITS, stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
@@ -93,7 +93,7 @@ def _serve(
                 source.send_until(now_ns)
                 now_ns = max(sleep_until(now_ns), now_ns)
         elif engine.requests.num_in_flight:
-            raise stalled(engine, "the policy waits and nothing is left to happen")
+            raise stalled(engine, WAITS)
         else:
             return
 
@@ -111,7 +111,7 @@ def _serve_pipelined(engine: PipelinedEngine, source: Source | SessionSource) ->
         now_ns = min(next_ns, engine.next_end_ns)
         if now_ns >= FOREVER:
             if engine.requests.num_in_flight:
-                raise stalled(engine, "the policy waits and nothing is left to happen")
+                raise stalled(engine, WAITS)
             return
         if source.next_ns <= now_ns:
             source.send_until(now_ns)

@@ -646,3 +646,19 @@ def test_conservation_is_broken_by_a_count_that_is_one_too_large_or_too_small():
     work = [arrival(i, i, prompt=5, output=9) for i in range(6)]
     simulate(Engine(config, Fcfs(), SimExecutor(Pricing(laws.LinearCost())), looks), work)
     assert len(asked) == 10
+
+
+def test_policy_that_holds_everybody_back_without_a_horizon_is_told_of_it():
+    class Holds(ContinuousBatching):
+        def hold(self, state, view):
+            return view.now_ns < state.request.arrival_ns + 50_000
+
+    class Promises(Holds):
+        def horizon(self, view):
+            return FOREVER, view.waiting.head.request.arrival_ns + 50_000
+
+    limits = EngineConfig(num_blocks=8, max_model_len=8, block_size=4)
+    with pytest.raises(Stalled, match=r"nothing is left to happen \(horizon\(\), or until_ns of a"):
+        laws.run(Holds(), [arrival(0, 10, 2, 1)], limits)
+    log = laws.run(Promises(), [arrival(0, 10, 2, 1)], limits)
+    assert log.requests()["first_scheduled_ns"].tolist() == [50_010]
