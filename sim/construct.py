@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
@@ -275,6 +277,22 @@ def import_class(what: str, path: str, base: type[T]) -> type[T]:
         ]  # fmt: skip
         hint = f"; {nearest(class_name, there)}" if there else ""
         raise SpecError(
-            f"{what} {path!r}: {module_name} has no {base.__name__} class {class_name!r}{hint}"
+            f"{what} {path!r}: {with_file(module)} has no {base.__name__} class "
+            f"{class_name!r}{hint}"
         )
     return cls
+
+
+def with_file(module: ModuleType) -> str:
+    """Return the name of a module and where it was found; a hint if that is Python's own library.
+
+    Examples
+    --------
+    >>> with_file(importlib.import_module("sys"))
+    "sys (built in; Python's own go first, so give yours another name)"
+    """
+    name = module.__name__
+    file = getattr(module, "__file__", None) or "built in"
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        file += "; Python's own go first, so give yours another name"
+    return f"{name} ({file})"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
+from schedlab.sim.construct import with_file
 from schedlab.sim.errors import SchedlabError, SpecError, nearest, told
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ def _own(path: str) -> Metric:
     if not inspect.isroutine(function):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise SpecError(
-            f"metric {path!r}: {module_name} has no function {function_name!r}; "
+            f"metric {path!r}: {with_file(module)} has no function {function_name!r}; "
             f"{nearest(function_name, functions)}"
         )
     better: Better = getattr(function, "better", "lower")

@@ -1,5 +1,7 @@
 """What is constructed of what a user says: which parameter is wrong, and how it is called."""
 
+import sched
+
 import pytest
 
 from schedlab.policies import ContinuousBatching
@@ -139,3 +141,13 @@ class Own(ContinuousBatching):
 
     def key(self, state, now_ns):
         return state.id
+
+
+def test_module_that_has_no_such_class_is_told_with_the_file_it_is_of():
+    with pytest.raises(SpecError) as caught:
+        import_class("policy", f"{__name__}:Ow", ContinuousBatching)
+    assert f": {__name__} ({__file__}) has no ContinuousBatching class 'Ow'" in str(caught.value)
+    with pytest.raises(SpecError) as caught:
+        import_class("policy", "sched:Mine", ContinuousBatching)
+    said = "; Python's own go first, so give yours another name) has no ContinuousBatching class"
+    assert f"policy 'sched:Mine': sched ({sched.__file__}{said} 'Mine'" in str(caught.value)

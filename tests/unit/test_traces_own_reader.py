@@ -107,7 +107,7 @@ def test_describe_command_takes_a_reader_of_a_module():
     ("named", "message"),
     [
         ("our_lag:READER", "cannot import 'our_lag': ModuleNotFoundError"),
-        ("our_log:Reader_", "our_log has no 'Reader_' that is a schedlab.traces.Reader"),
+        ("our_log:Reader_", "our_log.py) has no 'Reader_' that is a schedlab.traces.Reader"),
     ],
 )
 def test_reader_that_is_not_there_is_told(named, message):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from schedlab.sim.construct import with_file
 from schedlab.sim.errors import SchedlabError, TraceError, nearest, told
 from schedlab.traces.readers import (
     azure,
@@ -200,7 +201,8 @@ def reader_of(format: str) -> Reader:
         return READERS[format]
     module_name, _, name = format.partition(":")
     try:
-        reader = getattr(importlib.import_module(module_name), name, None)
+        module = importlib.import_module(module_name)
+        reader = getattr(module, name, None)
     except Exception as error:  # a module of the user's may raise anything
         raise TraceError(
             f"trace format {format!r}: cannot import {module_name!r}: "
@@ -208,7 +210,7 @@ def reader_of(format: str) -> Reader:
         ) from error
     if not isinstance(reader, Reader):
         raise TraceError(
-            f"trace format {format!r}: {module_name} has no {name!r} that is a "
+            f"trace format {format!r}: {with_file(module)} has no {name!r} that is a "
             "schedlab.traces.Reader"
         )
     return reader
