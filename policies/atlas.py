@@ -1,8 +1,8 @@
 """Autellix: least attained service along the critical path of the program first."""
 
+from schedlab.policies.attained_service import Call
 from schedlab.policies.plas import ProgramLevelAttainedService
 from schedlab.policies.registry import register
-from schedlab.sim.request import RequestState
 
 
 @register("atlas")
@@ -26,6 +26,6 @@ class AdaptiveThreadLevelAttainedService(ProgramLevelAttainedService):
 
     source = "Autellix, Luo et al. 2025 (arXiv:2502.13965), section 4.2: ATLAS"
 
-    def attained_ns(self, state: RequestState) -> int:
-        """Return the longest chain of services in a new request's session."""
-        return state.critical_ns
+    def sum_ns(self, call: Call) -> int:
+        """Return the longest chain of services in a session, with that which a request ends."""
+        return max(call.past.service_ns, call.service_ns)

@@ -14,6 +14,33 @@ _NEVER = 2 * FOREVER
 """More service than anybody gets."""
 
 
+class Past:
+    """What requests of a session have had that are gone: a policy's `Session.noted`.
+
+    Attributes
+    ----------
+    service_ns, waited_ns : int
+        The service that counts for the next ones, and the time that they were here without any.
+    """
+
+    __slots__ = ("service_ns", "waited_ns")
+
+    def __init__(self) -> None:
+        self.service_ns = 0
+        self.waited_ns = 0
+
+
+def past_of(state: RequestState) -> Past:
+    """Return the past of a request's session; without one, one of its own."""
+    session = state.session
+    if session is None:
+        return Past()
+    past = session.noted
+    if not isinstance(past, Past):
+        past = session.noted = Past()
+    return past
+
+
 class Call:
     """What a request has had, with what it brought along, and the queue that this puts it in.
 
@@ -21,28 +48,35 @@ class Call:
 
     Attributes
     ----------
+    past : Past
+        Of its session.
     base_ns, waited_ns : int
-        Service and waiting time that it brought along.
-    came_ns : int
-        When it came.
+        Service and waiting time that it brought along, as that was.
+    kept_ns : int
+        The service up to which its session keeps it already.
+    came_ns, gone_ns : int
+        When it came, and went; -1 if it is here.
     queue : int
         Where it is.
     left_ns : int
         Service until it drops to the next queue; FOREVER or more if there is none.
     """
 
-    __slots__ = ("_end_ns", "_last", "base_ns", "came_ns", "left_ns", "queue", "waited_ns")
+    __slots__ = (
+        "_end_ns", "_last", "base_ns", "came_ns", "gone_ns", "kept_ns", "left_ns", "past", "queue",
+        "waited_ns",
+    )  # fmt: skip
 
-    def __init__(
-        self, base_ns: int, waited_ns: int, came_ns: int, first_ns: int, last: int
-    ) -> None:
-        self.base_ns = base_ns
-        self.waited_ns = waited_ns
+    def __init__(self, past: Past, came_ns: int, first_ns: int, last: int) -> None:
+        self.past = past
+        self.base_ns = self.kept_ns = past.service_ns
+        self.waited_ns = past.waited_ns
         self.came_ns = came_ns
+        self.gone_ns = -1
         self.queue = 0
         self._last = last
         self._end_ns = first_ns if last else _NEVER
-        self.left_ns = self._end_ns - base_ns
+        self.left_ns = self._end_ns - self.base_ns
         self.drop()
 
     @property
@@ -57,6 +91,12 @@ class Call:
             self.queue += 1
             self._end_ns = self._end_ns * 2 if self.queue < self._last else _NEVER
             self.left_ns = self._end_ns - service_ns
+
+
+def charge_gone(plan: BatchPlan, used_ns: int, gone: dict[RequestState, Call]) -> None:
+    """Charge who took part in a step and is gone by its end; see `charge`."""
+    in_step = [state for state, call in gone.items() if call.gone_ns > plan.start_ns]
+    charge(plan, in_step, used_ns, gone)
 
 
 def charge(

@@ -2,7 +2,7 @@
 
 import math
 
-from schedlab.policies.attained_service import Call, charge, least_left_ns
+from schedlab.policies.attained_service import Call, charge, charge_gone, least_left_ns, past_of
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -22,8 +22,9 @@ class ProgramLevelAttainedService(Ranked):
     served. Long sessions starve but for the paper's rule: who has waited more than `starvation`
     times its service, its session's included, goes to the first queue.
 
-    Service is the time of the steps that a request takes part in. The quanta are ours, the paper
-    states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. With
+    Service is the time of the steps that a request takes part in: who has a seat and is left out
+    waits. What an engine did for a request before it died is not counted. The quanta are ours, the
+    paper states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. With
     ``recompute``, and a `starvation` that brings requests to the first queue sooner than what they
     lost is computed again, they evict each other for ever; such a run ends as stalled. In a cluster
     all engines know the sessions of all, as their global process table does.
@@ -67,10 +68,11 @@ class ProgramLevelAttainedService(Ranked):
         self.static_keys = starvation is None
         self._first_ns = round(first_quantum_s * 1e9)
         self._calls: dict[RequestState, Call] = {}
+        self._gone: dict[RequestState, Call] = {}  # whose last step is not charged yet
 
-    def attained_ns(self, state: RequestState) -> int:
-        """Return the service that a new request's session had before it."""
-        return 0 if state.session is None else state.session.attained_ns
+    def sum_ns(self, call: Call) -> int:
+        """Return the service of a session with what it does not keep yet of one of its requests."""
+        return call.past.service_ns + call.service_ns - call.kept_ns
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by queue."""
@@ -94,17 +96,31 @@ class ProgramLevelAttainedService(Ranked):
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note what its session has had."""
-        waited_ns = 0 if state.session is None else state.session.waited_ns
-        base_ns, last = self.attained_ns(state), self.num_queues - 1
-        self._calls[state] = Call(base_ns, waited_ns, now_ns, self._first_ns, last)
+        past, last = past_of(state), self.num_queues - 1
+        self._calls[state] = Call(past, now_ns, self._first_ns, last)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who took part."""
-        charge(plan, self._view.running, now_ns - plan.start_ns, self._calls)
+        used_ns = now_ns - plan.start_ns
+        charge(plan, self._view.running, used_ns, self._calls)
+        if self._gone:
+            charge_gone(plan, used_ns, self._gone)
+            for call in self._gone.values():
+                self._keep(call)
+            self._gone.clear()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
-        """Forget the request."""
-        del self._calls[state]
+        """Let its session keep what the request has had; its last step is charged after this."""
+        call = self._gone[state] = self._calls.pop(state)
+        call.gone_ns = now_ns
+        call.past.waited_ns += now_ns - call.came_ns
+        self._keep(call)
+
+    def _keep(self, call: Call) -> None:
+        past, service_ns = call.past, call.service_ns
+        past.service_ns = self.sum_ns(call)
+        past.waited_ns -= service_ns - call.kept_ns
+        call.kept_ns = service_ns
 
     def on_reject(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -209,7 +209,7 @@ DONE: Final = Status.FINISHED
 
 
 class Session:
-    """What a server knows of a session: its past. Policies read it and never write to it.
+    """What a server knows of a session: its past. Policies read it, and write to `noted` alone.
 
     Attributes
     ----------
@@ -233,11 +233,13 @@ class Session:
         Tokens of its answers.
     tool : str or None
         What the last answer calls; None if it is for the user.
+    noted : Any
+        What a policy has noted of it in its hooks, for all engines of a fleet; None if nothing.
     """
 
     __slots__ = (
         "attained_ns", "critical_ns", "generated_tokens", "last_answer_ns", "last_gap_ns", "name",
-        "num_answered", "num_in_flight", "num_sent", "start_ns", "tool", "waited_ns",
+        "noted", "num_answered", "num_in_flight", "num_sent", "start_ns", "tool", "waited_ns",
     )  # fmt: skip
 
     def __init__(self, name: str, start_ns: int) -> None:
@@ -253,6 +255,7 @@ class Session:
         self.critical_ns = 0
         self.generated_tokens = 0
         self.tool: str | None = None
+        self.noted: Any = None
 
 
 class RequestState:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.policies import registry
+from schedlab.policies.attained_service import Past
 from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.plan import FOREVER
@@ -104,7 +105,8 @@ def call_of(policy, number, came_ns, base_ns, waited_ns, service_ns, status=Stat
     """Let a request have come with service and waiting time of its session, and have had more."""
     state = RequestState(laws.arrival(number).request)
     state.session = Session("one", 0)
-    state.session.attained_ns, state.session.waited_ns = base_ns, waited_ns
+    past = state.session.noted = Past()
+    past.service_ns, past.waited_ns = base_ns, waited_ns
     state.status = status
     policy.on_arrival(state, came_ns)
     call = policy._calls[state]
@@ -181,38 +183,83 @@ def test_plas_in_its_last_queue_plans_for_ever():
     )  # fmt: skip
 
 
-def test_atlas_counts_calls_side_by_side_once():
-    # Two calls of 300 ns side by side: 600 ns of service, a chain of 300.
-    rows = [([], 0, 4, 3), ([], 0, 4, 3), ([0, 1], 0, 4, 2)]
-    seen = {}
-
-    class Watching(registry.policy_class("atlas")):
-        def attained_ns(self, state):
-            seen[state.id] = state.session.attained_ns, state.session.critical_ns
-            return super().attained_ns(state)
-
-    two = replace(CONFIG, max_num_seqs=2)
-    laws.run(Watching(), sessions.requests("a", 0, 0, rows), two, cost=COST)
-    assert seen == {0: (0, 0), 1: (0, 0), 2: (600, 300)}
-
-
-@pytest.mark.parametrize(
-    ("name", "had_ns"),
-    [("plas", [0, 0, 600, 0]), ("atlas", [0, 0, 300, 0])],
-)
-def test_new_call_of_a_session_begins_with_what_that_had(name, had_ns):
-    # Two calls of 300 ns side by side, and one that needs both; another session has had nothing.
-    rows = [([], 0, 4, 3), ([], 0, 4, 3), ([0, 1], 0, 4, 2)]
-    work = sessions.requests("a", 0, 0, rows) + sessions.requests("b", 3, 310, [([], 0, 4, 2)])
+def brought(name, work, config, **knobs):
+    """Return service and waiting time that requests bring along, by their numbers."""
     seen = {}
 
     class Watching(registry.policy_class(name)):
-        def attained_ns(self, state):
-            seen[state.id] = super().attained_ns(state)
-            return seen[state.id]
+        def on_arrival(self, state, now_ns):
+            super().on_arrival(state, now_ns)
+            call = self._calls[state]
+            seen[state.id] = call.base_ns, call.waited_ns
 
-    laws.run(Watching(), work, replace(CONFIG, max_num_seqs=2), cost=COST)
-    assert [seen[i] for i in range(4)] == had_ns
+        def horizon(self, view):
+            return super().horizon(view)
+
+    laws.run(Watching(**knobs), work, config, cost=COST)
+    return [seen[i] for i in sorted(seen)]
+
+
+@pytest.mark.parametrize(("name", "had_ns"), [("plas", 600), ("atlas", 300)])
+@pytest.mark.parametrize("skips", [True, False])
+def test_new_call_of_a_session_begins_with_what_that_had(name, had_ns, skips):
+    # Two calls of 300 ns side by side, and one that needs both; another session has had nothing.
+    rows = [([], 0, 4, 3), ([], 0, 4, 3), ([0, 1], 0, 4, 2)]
+    work = sessions.requests("a", 0, 0, rows) + sessions.requests("b", 3, 310, [([], 0, 4, 2)])
+    got = brought(name, work, replace(CONFIG, max_num_seqs=2, fast_forward=skips))
+    assert got == [(0, 0), (0, 0), (had_ns, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("name", ["plas", "atlas"])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_call_that_is_left_out_with_its_seat_waits_and_is_not_served(name, skips):
+    # a has 200 ns when b has come, which is served twice until it has had as much: 2 of 6 steps.
+    work = sessions.requests("a", 0, 0, [([], 0, 4, 4), ([0], 0, 4, 1)])
+    work += sessions.requests("b", 2, 150, [([], 0, 4, 2), ([0], 250, 4, 1)])
+    config = replace(CONFIG, fast_forward=skips)
+    got = brought(name, work, config, first_quantum_s=1e-7)
+    assert got == [(0, 0), (400, 200), (0, 0), (200, 50)]
+
+
+def test_atlas_brings_the_longest_chain_of_calls_that_waited_for_each_other():
+    # A chain of 200 and 100 ns beside a call of 400, with a seat for each.
+    rows = [([], 0, 4, 2), ([], 0, 4, 4), ([0], 0, 4, 1), ([1, 2], 0, 4, 1)]
+    work = sessions.requests("a", 0, 0, rows)
+    config = replace(CONFIG, max_num_seqs=2)
+    assert [had for had, _ in brought("atlas", work, config)] == [0, 0, 200, 400]
+    assert [had for had, _ in brought("plas", work, config)] == [0, 0, 200, 700]
+
+
+@pytest.mark.parametrize("name", ["plas", "atlas"])
+def test_a_session_brings_to_an_engine_what_it_had_on_another(name):
+    policies = [registry.make(name) for _ in range(2)]
+    session = Session("a", 0)
+    for policy, came_ns, own_ns, had in zip(
+        policies, (100, 900), (300, 40), ((0, 0), (300, 50)), strict=True
+    ):
+        state = RequestState(laws.arrival(came_ns).request)
+        state.session = session
+        policy.on_start(SimpleNamespace(running=[]))
+        policy.on_arrival(state, came_ns)
+        call = policy._calls[state]
+        assert (call.base_ns, call.waited_ns) == had
+        policy.on_finish(state, came_ns + own_ns + 50)
+        plan = SimpleNamespace(start_ns=came_ns + 50, decodes=None, chunks=())
+        policy.on_tokens(plan, 1, came_ns + own_ns + 50)
+        later = SimpleNamespace(start_ns=came_ns + own_ns + 50, decodes=None, chunks=())
+        policy.on_tokens(later, 1, came_ns + own_ns + 90)
+    assert (session.noted.service_ns, session.noted.waited_ns) == (340, 100)
+
+
+def test_plas_charges_no_step_to_a_call_that_went_away_before_it():
+    policy, session = registry.make("plas"), Session("a", 0)
+    state = RequestState(laws.arrival(0).request)
+    state.session = session
+    policy.on_start(SimpleNamespace(running=[]))
+    policy.on_arrival(state, 0)
+    policy.on_finish(state, 70)
+    policy.on_tokens(SimpleNamespace(start_ns=70, decodes=None, chunks=()), 1, 100)
+    assert (session.noted.service_ns, session.noted.waited_ns) == (0, 70)
 
 
 def test_program_srpt_serves_the_session_with_the_least_to_come():
