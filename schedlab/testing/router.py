@@ -129,10 +129,10 @@ def minds_the_index_not_the_place(make: Callable[[], Router], case: Case) -> Non
 ROUTER_LAWS: dict[str, Law[Callable[[], Router]]] = {
     law.__name__: law
     for law in (
+        looks_only_if_it_says_so,
         names_an_engine,
         draws_from_its_stream_alone,
         sees_what_is_there_step_by_step,
-        looks_only_if_it_says_so,
         asks_caches_only_if_it_says_so,
         minds_the_index_not_the_place,
     )

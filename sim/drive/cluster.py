@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn, cast
 
 from schedlab.sim.core.audit import WAITS, stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.drive.clock import Clock
-from schedlab.sim.drive.engine_state import LiveState
+from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.drive.failures import Failures, start_failures
 from schedlab.sim.drive.fleet import Fleet
 from schedlab.sim.drive.handover import Disaggregation, Handover
@@ -24,6 +24,7 @@ from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.scaling import PoolScaling, start_scaling
 from schedlab.sim.drive.sessions import peeked
 from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import PolicyError
 from schedlab.sim.record.cluster_log import ClusterLog, Place
 from schedlab.sim.record.rows import CommonRows
 from schedlab.sim.record.spool import SpoolFile
@@ -103,7 +104,7 @@ def simulate_cluster(
     Stalled
         If requests wait and nothing can ever happen.
     PolicyError
-        If the router fails, or names no engine that is up.
+        If the router fails, names no engine that is up, or looks at engines and says it does not.
     ValueError
         If `arrivals` go back in time, or engines in lockstep hand requests over or change.
 
@@ -177,8 +178,7 @@ def _one_by_one(
     engines: Sequence[Engine], router: Router, arrivals: Iterable[Arrival]
 ) -> ClusterLog:
     """Run each engine with its share of the requests."""
-    clock = Clock()
-    states = [LiveState(i, engine, clock) for i, engine in enumerate(engines)]
+    states = cast("list[EngineState]", [_Unseen(i) for i in range(len(engines))])
     shares: list[list[Arrival]] = [[] for _ in engines]
     rows = CommonRows(SpoolFile())
     for engine in engines:
@@ -186,3 +186,13 @@ def _one_by_one(
     for arrival in arrivals:
         shares[chosen(router, arrival.request, states)].append(arrival)
     return ClusterLog([simulate(e, share) for e, share in zip(engines, shares, strict=True)])
+
+
+class _Unseen:
+    """An engine of which a router learns nothing but which it is: it has not run yet."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise PolicyError(f"it asked an engine for {name}, and its looks_at_engines is False")

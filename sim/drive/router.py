@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.errors import PolicyError
@@ -54,7 +54,9 @@ def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> i
             f"{_of(router, request)}: route() returned {place!r}, and there are engines 0 to "
             f"{len(states) - 1}{_who(states)}"
         )
-    return states[place].index
+    each: Sequence[Any] = states  # which need not be more than their indices
+    index: int = each[place].index
+    return index
 
 
 def _who(states: Sequence[EngineState]) -> str:

@@ -9,6 +9,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.engine import ENGINE_PROFILES
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
+from schedlab.policies.routers.router import Router
 from schedlab.policies.routers.vllm import Vllm
 from schedlab.policies.routers.vllm_kv import VllmKV
 from schedlab.sim.config import EngineConfig
@@ -23,6 +24,7 @@ from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.lockstep import Lockstep, joint_steps_ns
 from schedlab.sim.drive.members import Supply
+from schedlab.sim.errors import PolicyError
 from schedlab.sim.record.cluster_log import ClusterLog, Loss, Move, Transfer
 from schedlab.sim.record.columns import REJECTED, pairs
 from schedlab.sim.result import RunResult
@@ -75,6 +77,31 @@ def test_engines_that_all_wait_go_on_when_the_first_of_them_does():
     assert log.requests()["first_scheduled_ns"].tolist() == [1_000, 1_431]
     # 320 ns for 20 tokens, 111 for a decode; by then the delay of the other is over.
     assert log.steps()["start_ns"].tolist()[:3] == [1_000, 1_320, 1_431]
+
+
+class Fewest(Router):
+    """Least in flight, whatever it says that it looks at."""
+
+    def route(self, request, engines):
+        return self.least([engine.num_in_flight for engine in engines])
+
+
+def test_a_router_that_looks_at_engines_and_says_it_does_not_is_refused_by_name():
+    def places(router):
+        engines = [
+            Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(SharedCost())))
+            for _ in range(3)
+        ]
+        return simulate_cluster(engines, router, work).requests()["engine"].tolist()
+
+    work = [arrival(i, 10 * i, 20, 4) for i in range(6)]
+    router = Fewest()
+    assert places(router) == [0, 1, 2, 0, 1, 2]
+    router.looks_at_engines = False
+    with pytest.raises(PolicyError, match=r"Fewest, request 0: .*num_in_flight.*looks_at_engines"):
+        places(router)
+    router.route = lambda request, engines: [e.index for e in engines].index(request.id % 3)
+    assert places(router) == [0, 1, 2, 0, 1, 2]
 
 
 class Measured(SharedCost):
