@@ -73,16 +73,15 @@ class EngineView:
     def residents(self) -> Collection[RequestState]:
         """Unfinished requests that hold memory here, whatever they wait for, `running` first.
 
-        Beside these, those in the pipeline, those whose KV is on its way from another engine, and
-        all that load from a lower tier, or are loaded, with a seat or without. Who reckons with
-        memory to come counts them.
+        Beside these, those in the pipeline, and all that load from a lower tier, or are loaded,
+        with a seat or without. Who reckons with memory to come counts them. Not those whose KV is
+        on its way from another engine: the policy is told of them when it has come.
         """
         requests = self._requests
         running = requests.running.values()
-        fetching, loading, holding = requests.fetching, requests.loading, requests.holding
-        if not (requests.in_pipeline.size or fetching or loading or holding):
+        if not (requests.in_pipeline.size or requests.loading or requests.holding):
             return running
-        away = (*fetching.values(), *loading.values(), *holding.values())
+        away = (*requests.loading.values(), *requests.holding.values())
         return (*running, *requests.in_pipeline, *away)
 
     @property
