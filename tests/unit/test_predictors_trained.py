@@ -15,6 +15,7 @@ from schedlab.experiments.training.train import write_model
 from schedlab.policies.predictors import registry
 from schedlab.policies.predictors.forest import Forest
 from schedlab.policies.predictors.forest import features as forest_columns
+from schedlab.policies.predictors.model_folder import ModelFolder
 from schedlab.policies.predictors.predictor import PredictionInputs
 from schedlab.policies.predictors.prompts import Prompts, prompts
 from schedlab.policies.predictors.serving_time import ServingTime, logarithms
@@ -354,3 +355,13 @@ def test_serving_time_that_was_written_is_read_with_all_it_learnt(tmp_path):
     assert found.num_neighbors == 4
     for name, values in arrays.items():
         assert getattr(found, name).tolist() == values.tolist(), name
+
+
+def test_entry_of_a_model_folder_is_of_the_type_that_is_asked_for_or_refused(tmp_path):
+    folder = ModelFolder(tmp_path, {"number": 3, "share": 0.5, "name": "a", "none": None})
+    assert folder.get("number", int) == 3
+    assert folder.get("share", (int, float)) == 0.5
+    for key, kind in (("number", str), ("share", int), ("name", (int, float)), ("none", int),
+                      ("nowhere", str)):  # fmt: skip
+        with pytest.raises(SpecError, match=f"meta.json: key '{key}' is missing or of a wrong"):
+            folder.get(key, kind)

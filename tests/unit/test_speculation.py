@@ -876,10 +876,11 @@ def written(batch):
     return log.getvalue()
 
 
-def test_memory_bounds_the_steps_of_a_batch_to_those_that_fit():
+@pytest.mark.parametrize(("lookahead", "plans_ahead"), [(2, False), (0, True), (2, True)])
+def test_memory_bounds_the_steps_of_a_batch_to_those_that_fit(lookahead, plans_ahead):
     config = EngineConfig(
         num_blocks=100, max_model_len=400, block_size=4, num_speculative_tokens=3,
-        num_lookahead_tokens=2,
+        num_lookahead_tokens=lookahead, async_scheduling=plans_ahead,
     )  # fmt: skip
     batch = SpeculativeBatch(config)
     for number in range(5):

@@ -19,6 +19,7 @@ from schedlab.sim.request import RequestState
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
 from schedlab.testing import policy as policy_laws
 from schedlab.testing.policy import KeyWatch, _Guard
+from tests import laws
 from tests.laws import LinearCost, arrival
 
 HERE = __name__
@@ -530,3 +531,24 @@ def test_keys_are_compared_with_one_of_each_kind_that_came_before(keys, clash):
     else:
         with pytest.raises(PolicyLied, match=clash):
             watch.key(states[-1], 0)
+
+
+def test_skipping_ahead_is_compared_with_single_steps_with_and_without_the_next_arrival(
+    monkeypatch,
+):
+    ran, compared = [], []
+
+    def run(policy, case, fast_forward=True, prove=True, drive=None):
+        ran.append((policy, case, fast_forward, drive))
+        return len(ran) - 1
+
+    monkeypatch.setattr(policy_laws, "_run", run)
+    monkeypatch.setattr(
+        policy_laws, "_require_same", lambda one, other, names: compared.append((one, other))
+    )
+    policy_laws.skips_ahead_exactly(lambda: "a policy", "a case")
+    assert ran == [
+        ("a policy", "a case", False, None), ("a policy", "a case", True, None),
+        ("a policy", "a case", True, laws.cut_at_arrivals),
+    ]  # fmt: skip
+    assert compared == [(0, 1), (0, 2)]
