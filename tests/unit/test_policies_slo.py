@@ -852,3 +852,20 @@ def test_slai_computes_no_more_in_a_step_than_its_own_budget_whoever_is_due():
         )
         plans = [plan[0] if isinstance(plan, tuple) else plan for plan in got]
         assert max(sum(tokens.values()) for tokens in plans) == budget
+
+
+def test_qoserve_takes_prompts_that_are_due_alike_by_arrival_then_number():
+    policy = registry.make("qoserve", alpha_ms_per_token=0.0, ttft_s=1.0)
+    view = SimpleNamespace(now_ns=2_000_000, estimate_step_ns=lambda shape: 1_000)
+    states = []
+    # All due at 500 ms: number, arrival in ms, target.
+    for number, at_ms in ((7, 0), (2, 100), (5, 0), (3, 200)):
+        slo = Slo(500 - at_ms, None)
+        state = RequestState(arrival(number, at_ms * 1_000_000, prompt=4, slo=slo).request)
+        policy.on_arrival(state, at_ms * 1_000_000)
+        states.append(state)
+    for under_way in (states, []):
+        waiting = [] if under_way else sorted(states, key=lambda s: (s.request.arrival_ns, s.id))
+        assert [state.id for state in policy._prompts(under_way, waiting, view)] == [5, 7, 2, 3]
+    both = policy._prompts(states[:2], [states[2], states[3]], view)
+    assert [state.id for state in both] == [5, 7, 2, 3]
