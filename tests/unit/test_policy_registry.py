@@ -54,6 +54,13 @@ class Misnamed(ContinuousBatching):
         return running[0]
 
 
+class BuiltOnMisnamed(Misnamed):
+    """What a class of one's own is built on is looked at as well."""
+
+    def key(self, state, now_ns):
+        return 0
+
+
 class Nothing(ContinuousBatching):
     pass
 
@@ -71,6 +78,7 @@ class Nothing(ContinuousBatching):
         (KeyIsNumber, "key must be a method, not 7"),
         (HookIsText, "on_finish must be a method, not 'later'"),
         (Misnamed, r"nobody calls victims\(\); did you mean victim\(\)\?"),
+        (BuiltOnMisnamed, r"nobody calls victims\(\); did you mean victim\(\)\?"),
         (Nothing, "overrides nothing, so it is ContinuousBatching; define one of "),
     ],
 )
