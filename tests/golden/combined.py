@@ -46,7 +46,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "atlas/short": {"first_quantum_s": 2e-5, "starvation": 3.0},
     "continuum/short": {"default_ttl_s": 3e-5, "min_calls": 3},
     "fastserve/ahead": {**PARAMS["fastserve"], "reserve_blocks": 3, "host_reserve": 0.4},
-    "plas/short": {"first_quantum_s": 5e-6, "starvation": 3.0},
+    "plas/short": {"first_quantum_s": 5e-6, "starvation": 4.0},
 }
 """Of cases that only some limits or workloads suit, and that no law is asked of."""
 
