@@ -674,10 +674,10 @@ def test_policy_with_an_order_of_its_own_passes_over_who_is_loaded_without_a_sea
 @pytest.mark.parametrize("follows", [None, False, True])
 def test_vtc_charges_each_prompt_once_however_it_comes_by_its_kv(follows, slower):
     # The plan that lets him load may compute something, or nothing: then no step tells of it.
-    keys = {"kv_load": "always", "offloading_connector": follows, "load_takes_seat": not follows}
-    limits = config(tier(load_bytes_per_s=GB / slower), **keys)
-    if follows is None:
-        limits = EngineConfig(num_blocks=40, max_model_len=400, enable_prefix_caching=True)
+    limits = EngineConfig(num_blocks=40, max_model_len=400, enable_prefix_caching=True)
+    if follows is not None:
+        keys = {"offloading_connector": follows, "load_takes_seat": not follows}
+        limits = config(tier(load_bytes_per_s=GB / slower), kv_load="always", **keys)
     for more in ([], [arrival(4, 300_000, BLOCK, 20), arrival(5, 300_100, 1, 1)]):
         work = [*evicting_work(), *more]
         policy = registry.make("vtc")
