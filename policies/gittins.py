@@ -129,6 +129,8 @@ class Gittins(Ranked):
     The rank is that of `Ranked`: an answer that outlives the quick ends of its kind is overtaken,
     and paused or, where memory is short, evicted for others. It is looked at again every
     `refresh_tokens` tokens, so those are the times at which an answer is thought to be given up.
+    Ranks that agree to twelve digits, as what is equal but for rounding does, are in order of
+    arrival.
     Long answers starve under sustained load. Where all requests are of one kind and lengths vary no
     more than evenly, there is little to gain, and the past of few answers loses more than that.
 
@@ -136,9 +138,9 @@ class Gittins(Ranked):
     compute and memory; its formula and how often it ranks anew were not at hand, nor was its code.
     With ``cost: memory`` an answer costs the KV memory it holds, added up over its tokens.
 
-    A decision is O(n log n) in the running batch, a rank and an end O(`window`). Skip-ahead is
-    honest because ranks change only at multiples of `refresh_tokens`, which the plan names; see
-    `Ranked`.
+    A decision is O(n log n) in the running batch, a rank and an end O(w log w) in the `window`.
+    Skip-ahead is honest because ranks change only at multiples of `refresh_tokens`, which the plan
+    names; see `Ranked`.
 
     Parameters
     ----------
@@ -225,14 +227,15 @@ class Gittins(Ranked):
         if not depends and done in lengths.ranks:
             return lengths.ranks[done]
         every, tokens = self.refresh_tokens, lengths.lengths * _unit_tokens(request)
-        stops = self._spent(
-            request, np.arange(done + every, tokens[-1] + every, every, dtype=np.float64)
-        )
+        # Of the times between two lengths the first is the best: later ones cost more for nothing.
+        first_stops = done + np.ceil((tokens - done) / every) * every
+        stops = self._spent(request, np.maximum(first_stops, tokens))
         spent, twice = self._spent(request, np.array([done, 2.0 * done]))
         costs = self._spent(request, tokens)
         rank = gittins_rank(costs, lengths.chances, spent, stops)
         if math.isinf(rank):
             rank = float(twice - spent)
+        rank = float(f"{rank:.12g}")
         if not depends:
             lengths.ranks[done] = rank
         return rank
@@ -246,7 +249,8 @@ class Gittins(Ranked):
 
 def _unit_tokens(request: Request) -> float:
     """Return in what its length is counted: what was predicted, or tokens."""
-    return 1.0 if request.predicted_tokens is None else max(request.predicted_tokens, 1.0)
+    predicted = request.predicted_tokens
+    return 1.0 if predicted is None else min(max(predicted, 1.0), float(FOREVER))
 
 
 def _length(state: RequestState) -> float:

@@ -47,6 +47,41 @@ def test_gittins_rank_is_the_best_of_all_times_to_give_up(every):
             assert gittins_rank(*equally_likely(*costs), spent, stops) == pytest.approx(expected)
 
 
+def rank(lengths, done, predicted_tokens=None, **knobs):
+    """Return the rank of a request with so many tokens, of whose kind these lengths are known."""
+    policy = registry.make("gittins", **knobs)
+    request = arrival(0, prompt=3, predicted_tokens=predicted_tokens).request
+    policy._known[0] = kaplan_meier(lengths, [])
+    return policy._rank(request, done)
+
+
+@pytest.mark.parametrize("every", [1, 7, 60])
+@pytest.mark.parametrize("cost", ["tokens", "memory"])
+def test_gittins_weighs_every_time_at_which_an_answer_is_looked_at(every, cost):
+    def spent(tokens):
+        return tokens if cost == "tokens" else 3 * tokens + tokens * (tokens + 1) / 2
+
+    rng = stream(1, "lengths")
+    for n in (1, 5, 30):
+        lengths = rng.integers(1, 90, n)
+        for done in {0, int(lengths.max() - 1) // every * every}:
+            stops = [spent(stop) for stop in range(done + every, 200, every)]
+            expected = rank_by_definition([spent(n) for n in lengths], spent(done), stops)
+            got = rank(lengths, done, refresh_tokens=every, cost=cost)
+            assert got == pytest.approx(expected)
+
+
+def test_gittins_with_predictions_beyond_all_reason_looks_at_known_lengths_alone():
+    # Half of the answers are half as long as was said; looking at it every 32 tokens.
+    assert rank([0.5, 1.0], 0, 1e12) == (5e11 + 1e12) / 2
+    assert np.isfinite(rank([0.5, 1.0], 0, 1e300, cost="memory"))
+
+
+def test_gittins_ranks_that_are_equal_but_for_rounding_are_equal():
+    # Of 1, 3 and 6 tokens: a third of a chance for a token, or three to go for sure.
+    assert [rank([1, 3, 6], done, refresh_tokens=1) for done in (0, 1, 3)] == [3.0, 3.5, 3.0]
+
+
 EVERY = np.arange(1.0, 200.0)
 
 
