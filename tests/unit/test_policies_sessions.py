@@ -10,7 +10,7 @@ from schedlab.policies import registry
 from schedlab.policies.attained_service import Past
 from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
-from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState, Session, Status
 from tests import laws, sessions
@@ -230,6 +230,11 @@ def test_atlas_brings_the_longest_chain_of_calls_that_waited_for_each_other():
     assert [had for had, _ in brought("plas", work, config)] == [0, 0, 200, 700]
 
 
+def step(start_ns):
+    """Return the plan of a step in which everybody decodes."""
+    return BatchPlan(None, (), (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple)
+
+
 @pytest.mark.parametrize("name", ["plas", "atlas"])
 def test_a_session_brings_to_an_engine_what_it_had_on_another(name):
     policies = [registry.make(name) for _ in range(2)]
@@ -244,10 +249,8 @@ def test_a_session_brings_to_an_engine_what_it_had_on_another(name):
         call = policy._calls[state]
         assert (call.base_ns, call.waited_ns) == had
         policy.on_finish(state, came_ns + own_ns + 50)
-        plan = SimpleNamespace(start_ns=came_ns + 50, decodes=None, chunks=())
-        policy.on_tokens(plan, 1, came_ns + own_ns + 50)
-        later = SimpleNamespace(start_ns=came_ns + own_ns + 50, decodes=None, chunks=())
-        policy.on_tokens(later, 1, came_ns + own_ns + 90)
+        policy.on_tokens(step(came_ns + 50), 1, came_ns + own_ns + 50)
+        policy.on_tokens(step(came_ns + own_ns + 50), 1, came_ns + own_ns + 90)
     assert (session.noted.service_ns, session.noted.waited_ns) == (340, 100)
 
 
@@ -258,7 +261,7 @@ def test_plas_charges_no_step_to_a_call_that_went_away_before_it():
     policy.on_start(SimpleNamespace(running=[]))
     policy.on_arrival(state, 0)
     policy.on_finish(state, 70)
-    policy.on_tokens(SimpleNamespace(start_ns=70, decodes=None, chunks=()), 1, 100)
+    policy.on_tokens(step(70), 1, 100)
     assert (session.noted.service_ns, session.noted.waited_ns) == (0, 70)
 
 
