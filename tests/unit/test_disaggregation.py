@@ -493,7 +493,7 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
 def test_request_that_is_to_go_on_at_an_engine_waits_there_until_there_is_room():
     kv = SimpleNamespace(num_blocks=10, free_blocks=4, grows=True)
     requests = SimpleNamespace(
-        kv=kv, num_waiting=1, num_running=2, waiting=[],
+        kv=kv, num_waiting=1, num_running=2, waiting=[], holding={},
         intake=SimpleNamespace(requests=[RequestState(arrival(1, 50, 7, 1).request)]),
     )  # fmt: skip
     engine = SimpleNamespace(config=SimpleNamespace(num_blocks=10, block_size=4), requests=requests)
