@@ -26,8 +26,10 @@ class ProgramLevelAttainedService(Ranked):
     waits. What an engine did for a request before it died is not counted. The quanta are ours, the
     paper states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. With
     ``recompute``, and a `starvation` that brings requests to the first queue sooner than what they
-    lost is computed again, they evict each other for ever; such a run ends as stalled. In a cluster
-    all engines know the sessions of all, as their global process table does.
+    lost is computed again, they evict each other for ever; such a run ends as stalled. Where queues
+    are so long that most starve by it, with either, they evict each other by turns and little is
+    left of the gain. In a cluster all engines know the sessions of all, as their global process
+    table does.
 
     A decision is O(n log n) in the running batch and sorts the queue. Skip-ahead is honest because
     places change only when a quantum is used up or somebody has waited too long, at times that the
