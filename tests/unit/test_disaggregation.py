@@ -491,19 +491,15 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
 
 
 def test_request_that_is_to_go_on_at_an_engine_waits_there_until_there_is_room():
-    kv = SimpleNamespace(num_blocks=10, free_blocks=4, grows=True)
-    requests = SimpleNamespace(
-        kv=kv, num_waiting=1, num_running=2, waiting=[], holding={},
-        intake=SimpleNamespace(requests=[RequestState(arrival(1, 50, 7, 1).request)]),
-    )  # fmt: skip
-    engine = SimpleNamespace(config=SimpleNamespace(num_blocks=10, block_size=4), requests=requests)
+    engine = Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+    engine.submit(arrival(1, 50, 7, 1), 50)
     live = LiveState(0, engine, Clock())
-    assert (live.num_waiting, live.first_waiting_blocks) == (1, 2)
+    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (1, 0, 2)
     first = RequestState(arrival(2, 40, 30, 1).request)
     live.queue(first)
-    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (2, 2, 8)
+    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (2, 0, 8)
     live.unqueue(first)
-    assert (live.num_waiting, live.first_waiting_blocks) == (1, 2)
+    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (1, 0, 2)
 
 
 def test_router_by_counts_sees_who_is_on_the_way_to_an_engine_that_answers():
