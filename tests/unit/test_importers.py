@@ -583,6 +583,12 @@ def test_splitwise_names_that_were_not_measured_are_refused(tmp_path):
         import_splitwise(path, "llama2-70b", "a100-80gb", 4)
 
 
+def write_cell(path, line, column, value):
+    header, *rows = (text.split(",") for text in path.read_text().splitlines())
+    rows[line - 2][header.index(column)] = str(value)
+    write_csv(path, header, rows)
+
+
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
@@ -595,9 +601,7 @@ def test_splitwise_row_that_no_engine_can_give_is_refused_with_file_and_line(
     tmp_path, column, value, told
 ):
     path = splitwise_rows(tmp_path)
-    header, *rows = (line.split(",") for line in path.read_text().splitlines())
-    rows[2][header.index(column)] = str(value)
-    write_csv(path, header, rows)
+    write_cell(path, 4, column, value)
     with pytest.raises(SpecError, match=rf"perf_model\.csv:4: {column} must be {told}"):
         import_splitwise(path, "llama2-70b", "a100-80gb")
 
@@ -610,9 +614,7 @@ def test_vidur_row_that_no_engine_can_give_is_refused_with_file_and_line(
     tmp_path, column, value, told
 ):
     path = vidur_rows(tmp_path)
-    header, *rows = (line.split(",") for line in path.read_text().splitlines())
-    rows[1][header.index(column)] = str(value)
-    write_csv(path, header, rows)
+    write_cell(path, 3, column, value)
     with pytest.raises(SpecError, match=rf"mlp\.csv:3: {column} must be {told}"):
         import_vidur(path, "a100")
 
