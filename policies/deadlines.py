@@ -29,7 +29,7 @@ def all_due_ns(
     states: Sequence[RequestState], num_tokens: Sequence[int], targets: dict[RequestState, Target]
 ) -> list[int]:
     """Return what `due_ns` says of requests that have so many tokens each."""
-    of_states = [targets[state] for state in states]
+    of_states = [*map(targets.__getitem__, states)]
     try:
         return [target[0] + target[1][n] for target, n in zip(of_states, num_tokens, strict=True)]
     except IndexError:

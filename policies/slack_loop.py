@@ -12,7 +12,7 @@ from schedlab.policies.preemption import (
     grant_or_preempt,
     latest_arrival,
 )
-from schedlab.policies.step_load import StepLoad
+from schedlab.policies.step_load import STEPS_AHEAD, Ceiling, StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -34,14 +34,17 @@ class Deadlines:
     full_tokens : int
         Tokens of the last step that its time cut off in a prompt: often those of the next one, too,
         since times rise by stairs.
+    ceiling : Ceiling
+        Of all decodes alone.
     """
 
-    __slots__ = ("full_tokens", "none_before_ns", "targets")
+    __slots__ = ("ceiling", "full_tokens", "none_before_ns", "targets")
 
     def __init__(self) -> None:
         self.targets: Targets = {}
         self.full_tokens = 0
         self.none_before_ns = FOREVER
+        self.ceiling = Ceiling()
 
     def add(self, state: RequestState, target: Target) -> None:
         """Let a request have a target."""
@@ -84,26 +87,30 @@ def plan_by_slack(
         tbt_ns = 0
     elif not could_prefill:
         # The budget is the least time between tokens at least, whatever the slack.
-        steps = load.with_all_decodes().steps_within(tbt_ns)
+        steps = STEPS_AHEAD
+        if not deadlines.ceiling.is_above(view, tbt_ns, steps):
+            steps = load.with_all_decodes().steps_within(tbt_ns)
         if steps and grant_all_decodes(view.running, builder, view):
             return builder.build(max_steps=steps)
-    now_ns, decodes, targets = view.now_ns, view.decoding, deadlines.targets
-    urgent, budget_ns = decodes, FOREVER
-    others: list[RequestState] = []
+    now_ns, decodes = view.now_ns, view.decoding
+    urgent, budget_ns, urgent_ns = decodes, FOREVER, FOREVER
+    dates_ns: list[int] = []
     if decodes:
         dates_ns = deadlines.of_decodes(view, decodes)
         budget_ns = max(min(dates_ns) - now_ns, tbt_ns)
         urgent_ns = now_ns + budget_ns + tbt_ns
         if could_prefill and max(dates_ns) >= urgent_ns:
-            urgent, others = [], []
-            for state, at_ns in zip(decodes, dates_ns, strict=True):
-                (urgent if at_ns < urgent_ns else others).append(state)
-    served, load = _decode(urgent, load, budget_ns, builder, view, (), targets)
-    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, bool(others))
+            dated = zip(decodes, dates_ns, strict=True)
+            urgent = [state for state, at_ns in dated if at_ns < urgent_ns]
+    are_others = len(urgent) < len(decodes)
+    served, load = _decode(urgent, load, budget_ns, builder, view, (), deadlines)
+    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, are_others)
     num_served = len(served) + len(prompts)
-    if others and not is_full:
+    if are_others and not is_full:
+        dated = zip(decodes, dates_ns, strict=True)
+        others = [state for state, at_ns in dated if at_ns >= urgent_ns]
         both = (*served, *prompts)
-        more, load = _decode(others, load, budget_ns, builder, view, both, targets)
+        more, load = _decode(others, load, budget_ns, builder, view, both, deadlines)
         num_served += len(more)
     if load.is_empty and view.running and not builder.preempted:
         # Prompts under way block each other for memory.
@@ -124,12 +131,15 @@ def _grant_everyone(
     if not (view.num_decodes and view.prices_never_fall and everyone_fits(view, builder)):
         return False
     budget_ns = max(deadlines.none_before_ns - view.now_ns, tbt_ns)
-    decodes = StepLoad(view).with_all_decodes()
-    everyone = decodes.with_decodes(())
+    everyone = StepLoad(view).with_all_decodes()
     for state in chain(view.prefilling, view.waiting):
         everyone.add(state, state.num_uncomputed_tokens)
-    if not (everyone.is_within(budget_ns) and decodes.is_within(budget_ns)):
+    if not everyone.is_within(budget_ns):
         return False
+    if not deadlines.ceiling.is_above(view, budget_ns):
+        decodes = StepLoad(view).with_all_decodes()
+        if not decodes.is_within(budget_ns):
+            return False
     builder.grant_decodes()
     prompts: Iterable[RequestState] = view.waiting
     if view.prefilling:
@@ -218,7 +228,7 @@ def _decode(
     builder: PlanBuilder,
     view: EngineView,
     served: Collection[RequestState],
-    targets: Targets,
+    deadlines: Deadlines,
 ) -> tuple[Collection[RequestState], StepLoad]:
     """Grant the first due that fit the time, taking memory from who is not served."""
     if builder.preempted:
@@ -226,8 +236,10 @@ def _decode(
     if not (states and builder.tokens_left and builder.rows_left):
         return (), load
     both = load.with_decodes(states)
-    if both.is_within(budget_ns) and grant_all_decodes(states, builder, view):
+    fits = load.is_empty and deadlines.ceiling.is_above(view, budget_ns)
+    if (fits or both.is_within(budget_ns)) and grant_all_decodes(states, builder, view):
         return states, both
+    targets = deadlines.targets
     states = [entry[1] for entry in sorted([(_place(state, targets), state) for state in states])]
     within = load.decodes_within(states, budget_ns) or int(load.is_empty)
     granted: set[RequestState] = set()

@@ -9,8 +9,13 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState
 
-_STEPS_AHEAD = 32
+Chunks = tuple[tuple[int, int], ...]
+"""New and cached tokens of each."""
+
+STEPS_AHEAD = 32
+"""For how many steps `StepLoad.steps_within` looks ahead."""
 _STRIDES = 4
+_HEADROOM = 4
 
 
 class StepLoad:
@@ -32,7 +37,7 @@ class StepLoad:
         self._sum_tokens = 0
         self._longest_tokens = 0
         self._shortest_tokens = FOREVER
-        self._chunks: tuple[tuple[int, int], ...] = ()
+        self._chunks: Chunks = ()
 
     @property
     def is_empty(self) -> bool:
@@ -97,7 +102,7 @@ class StepLoad:
             return False
         if decodes and self._ns((0,)) <= budget_ns:
             return False
-        return not prompts or view.estimate_step_ns(self._shape().with_chunk(1, 0)) > budget_ns
+        return not prompts or self._ns(chunks=(*self._chunks, (1, 0))) > budget_ns
 
     def chunk_within(self, state: RequestState, most: int, budget_ns: float, guess: int = 0) -> int:
         """Return how many tokens of a prompt, up to `most`, may be computed as well.
@@ -117,13 +122,17 @@ class StepLoad:
         """
         if self._chunks or not self._num_decodes:
             return 0
-        return _most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n), budget_ns)
+        return _most(STEPS_AHEAD, lambda n: self._ns(num_steps=n), budget_ns)
 
-    def _ns(self, contexts: Sequence[int] = (), num_steps: int = 1) -> int:
-        return self._view.estimate_step_ns(self._shape(contexts), num_steps)
+    def _ns(
+        self, contexts: Sequence[int] = (), num_steps: int = 1, chunks: Chunks | None = None
+    ) -> int:
+        return self._view.estimate_step_ns(self._shape(contexts, chunks), num_steps)
 
-    def _shape(self, contexts: Sequence[int] = ()) -> BatchShape:
+    def _shape(self, contexts: Sequence[int] = (), chunks: Chunks | None = None) -> BatchShape:
         """Return the shape of the step, with decodes of these contexts as well."""
+        if chunks is None:
+            chunks = self._chunks
         num_decodes = self._num_decodes + len(contexts)
         longest, shortest = self._longest_tokens, self._shortest_tokens
         if contexts:
@@ -132,10 +141,59 @@ class StepLoad:
             num_decodes,
             self._sum_tokens + sum(contexts),
             longest,
-            self._chunks,
-            rows_sampled=num_decodes + len(self._chunks),
+            chunks,
+            rows_sampled=num_decodes + len(chunks),
             decode_context_min_tokens=shortest if num_decodes else 0,
         )
+
+
+class Ceiling:
+    """The largest step of decodes that was found to end within some time.
+
+    Where prices never fall none with fewer decodes and tokens takes longer, so that most steps need
+    not be priced.
+    """
+
+    __slots__ = ("_longest_tokens", "_ns", "_num_decodes", "_sum_tokens")
+
+    def __init__(self) -> None:
+        self._num_decodes = self._sum_tokens = self._longest_tokens = 0
+        self._ns = FOREVER
+
+    def is_above(self, view: EngineView, budget_ns: float, num_steps: int = 1) -> bool:
+        """Whether surely each of the next steps of all decodes ends within the time.
+
+        If not, they may all the same.
+        """
+        if not view.prices_never_fall:
+            return False
+        num_decodes, ahead = view.num_decodes, num_steps - 1
+        sum_tokens, longest_tokens, shortest_tokens = view.decode_contexts()
+        sum_tokens += num_decodes * ahead
+        longest_tokens += ahead
+        if (
+            num_decodes <= self._num_decodes
+            and sum_tokens <= self._sum_tokens
+            and longest_tokens <= self._longest_tokens
+            and self._ns <= budget_ns
+        ):
+            return True
+        num_decodes += num_decodes // _HEADROOM + 1
+        sum_tokens += sum_tokens // _HEADROOM
+        longest_tokens += longest_tokens // _HEADROOM
+        shape = BatchShape(
+            num_decodes,
+            sum_tokens,
+            longest_tokens,
+            rows_sampled=num_decodes,
+            decode_context_min_tokens=shortest_tokens + ahead,
+        )
+        ns = view.estimate_step_ns(shape)
+        if ns > budget_ns:
+            return False
+        self._num_decodes, self._sum_tokens = num_decodes, sum_tokens
+        self._longest_tokens, self._ns = longest_tokens, ns
+        return True
 
 
 def _most(
@@ -146,11 +204,20 @@ def _most(
     guess: int = 0,
 ) -> int:
     """Return the largest number up to `limit` that ends in time, as all below it are taken to."""
-    if limit < 1 or price_ns(limit) <= budget_ns:
-        return max(limit, 0)
+    if limit < 1:
+        return 0
     least, too_many = 0, limit
     if never_falls and 0 < guess < limit:
-        least, too_many = _about(guess, limit, price_ns, budget_ns)
+        if price_ns(guess) > budget_ns:
+            least, too_many = _below(guess, price_ns, budget_ns)
+        elif price_ns(guess + 1) > budget_ns:
+            return guess
+        elif price_ns(limit) <= budget_ns:
+            return limit
+        else:
+            least, too_many = _above(guess + 1, limit, price_ns, budget_ns)
+    elif price_ns(limit) <= budget_ns:
+        return limit
     if never_falls and not least and too_many > 1 and price_ns(1) > budget_ns:
         return 0
     while too_many - least > 1:
@@ -162,19 +229,22 @@ def _most(
     return least
 
 
-def _about(
-    guess: int, limit: int, price_ns: Callable[[int], int], budget_ns: float
+def _above(
+    least: int, limit: int, price_ns: Callable[[int], int], budget_ns: float
 ) -> tuple[int, int]:
-    """Return a number that ends in time, or 0, and one that does not, close to a guess if it is."""
-    if price_ns(guess) <= budget_ns:
-        least, stride = guess, 1
-        while least + stride < limit:
-            if price_ns(least + stride) > budget_ns:
-                return least, least + stride
-            least += stride
-            stride *= _STRIDES
-        return least, limit
-    too_many, stride = guess, 1
+    """Return a number that ends in time and one that does not, the next ones above if they are."""
+    stride = 1
+    while least + stride < limit:
+        if price_ns(least + stride) > budget_ns:
+            return least, least + stride
+        least += stride
+        stride *= _STRIDES
+    return least, limit
+
+
+def _below(too_many: int, price_ns: Callable[[int], int], budget_ns: float) -> tuple[int, int]:
+    """Return a number that ends in time, or 0, and one that does not, the next ones below."""
+    stride = 1
     while too_many - stride > 0:
         if price_ns(too_many - stride) <= budget_ns:
             return too_many - stride, too_many

@@ -261,7 +261,7 @@ class EngineView:
 
     @property
     def prices_never_fall(self) -> bool:
-        """Whether a step with a longer chunk is never estimated to take less."""
+        """Whether longer chunks, more decodes or longer contexts never take less by estimate."""
         return self._engine.executor.prices_never_fall
 
     def _with_drafts(self, shape: BatchShape) -> BatchShape:

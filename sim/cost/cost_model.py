@@ -36,8 +36,9 @@ class CostModel(ABC):
         Whether it looks at the smallest context, or in a step of decodes alone at the largest. Who
         says no is not told: those with such a context may have left, and others must be looked at.
     never_falls : bool
-        Whether a step with more tokens in a chunk never takes less, nor one of the same decodes
-        later on, which no measured curve promises (ADR 7). Then who searches need not ask of all.
+        Whether a step with more tokens in a chunk never takes less, nor one with more decodes or
+        more tokens in their contexts, which no measured curve promises (ADR 7). Then who searches
+        need not ask of all.
     """
 
     name: str

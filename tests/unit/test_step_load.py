@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from schedlab.policies.step_load import _most
+from schedlab.policies import ContinuousBatching
+from schedlab.policies.step_load import Ceiling, _most
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
+from tests.laws import LinearCost, arrival
 
 
 class Prices:
@@ -70,3 +77,91 @@ def test_guess_says_nothing_where_prices_may_fall(seed):
         without = _most(limit, Prices(times_ns), budget_ns)
         for guess in range(limit + 2):
             assert _most(limit, Prices(times_ns), budget_ns, False, guess) == without
+
+
+class Counts(LinearCost):
+    """1,000 ns a step, 10 for each decode and 1 for each token in its context, said or not."""
+
+    def __init__(self, never_falls=True):
+        super().__init__()
+        self.never_falls, self.asked = never_falls, 0
+
+    def step_ns(self, shape, k=1):
+        self.asked += 1
+        return super().step_ns(shape, k)
+
+
+def at_each_step(ask, contexts, cost, num_steps=20):
+    """Serve prompts of so many tokens, and ask at each plan in which all decode."""
+
+    class Asks(ContinuousBatching):
+        def plan(self, view, builder):
+            if view.num_decodes == len(contexts):
+                before = cost.asked
+                answer = ask(view)
+                answers.append((answer, cost.asked - before))
+            return super().plan(view, builder)
+
+    answers = []
+    config = EngineConfig(
+        num_blocks=2_000, max_model_len=2_000, max_num_seqs=64, max_num_batched_tokens=20_000
+    )
+    engine = Engine(config, Asks(), SimExecutor(Pricing(cost)))
+    simulate(engine, [arrival(i, prompt=n, output=num_steps) for i, n in enumerate(contexts)])
+    assert len(answers) == num_steps - 1
+    return answers
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ceiling_says_only_of_steps_that_end_in_time_that_they_do(seed):
+    draw, ceiling, said = random.Random(seed), Ceiling(), []
+
+    def ask(view):
+        budget_ns, num_steps = draw.randrange(1_000, 4_000), draw.choice((1, 1, 32))
+        is_above = ceiling.is_above(view, budget_ns, num_steps)
+        n, total = view.num_decodes, view.decode_contexts()[0]
+        assert not is_above or 1_000 + 10 * n + total + n * (num_steps - 1) <= budget_ns
+        said.append(is_above)
+
+    for _ in range(20):
+        contexts = [draw.randrange(1, 300) for _ in range(draw.randrange(1, 14))]
+        at_each_step(ask, contexts, Counts())
+    assert 50 < sum(said) < len(said)
+
+
+def test_ceiling_prices_one_step_of_many_that_go_on():
+    ceiling = Ceiling()
+    answers = at_each_step(lambda view: ceiling.is_above(view, 9_000), [100] * 20, Counts())
+    assert answers == [(True, 1)] + [(True, 0)] * 18
+
+
+@pytest.mark.parametrize("more", [[80] * 27, [126] * 20, [*[100] * 19, 126]])
+def test_ceiling_prices_a_step_with_more_decodes_or_tokens_anew(more):
+    ceiling = Ceiling()
+    at_each_step(lambda view: ceiling.is_above(view, 9_000), [100] * 20, Counts(), 2)
+    answers = at_each_step(lambda view: ceiling.is_above(view, 9_000), more, Counts(), 2)
+    assert answers == [(True, 1)]
+
+
+def test_ceiling_prices_steps_further_ahead_anew():
+    ceiling = Ceiling()
+
+    def ask(view):
+        return [ceiling.is_above(view, 9_000, num_steps) for num_steps in (1, 26, 27)]
+
+    assert at_each_step(ask, [100] * 20, Counts(), 2) == [([True] * 3, 2)]
+
+
+def test_ceiling_prices_a_step_that_has_less_time_anew():
+    ceiling = Ceiling()
+    most_ns = 1_000 + 10 * 26 + 2_500
+
+    def ask(view):
+        return [ceiling.is_above(view, ns) for ns in (most_ns, most_ns - 1, most_ns)]
+
+    assert at_each_step(ask, [100] * 20, Counts(), 2) == [([True, False, True], 2)]
+
+
+def test_ceiling_says_nothing_where_prices_may_fall():
+    answers = at_each_step(lambda view: Ceiling().is_above(view, 9_000), [9], Counts(False), 2)
+    assert answers == [(False, 0)]
