@@ -215,7 +215,10 @@ class _Search:
                 continue
             low, high = self._asked.ranges[key]
             bounded = min(max(value, low), high)
-            rounded.append(float(round(bounded)) if self._whole[key] else float(f"{bounded:.4g}"))
+            if self._whole[key]:
+                rounded.append(float(round(bounded)))
+            else:  # an end of the range may have more digits
+                rounded.append(min(max(float(f"{bounded:.4g}"), low), high))
         return tuple(rounded)
 
     def _named(self, values: Values) -> dict[str, Value]:

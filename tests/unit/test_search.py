@@ -536,6 +536,13 @@ def test_tune_says_when_the_best_is_at_the_end_of_a_range():
     assert "max_num_batched_tokens is best at the end of its range" in " ".join(found.remarks)
 
 
+def test_tune_tries_nothing_outside_of_a_range_with_many_digits():
+    low, high = 0.500012, 0.99996
+    found = tuned(over={"engine.gpu_memory_utilization": [low, high]}, tolerance=0.5)
+    tried = [trial.values["engine.gpu_memory_utilization"] for trial in found.trials]
+    assert (min(tried), max(tried)) == (low, high)
+
+
 def test_tune_stops_at_its_budget_and_says_so():
     found = tuned(max_settings=17)
     assert len(found.trials) == 17
