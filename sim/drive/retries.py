@@ -67,9 +67,10 @@ class Retries:
         if times > self.most:
             self.fail(state, f"it lost its engine {times} times")
             return
-        if not self._is_too_late(state) and fleet.resume(state):
-            return
-        self.park(state)
+        if self._is_too_late(state):
+            self.fail(state, "it lost its engine after its deadline")
+        elif not fleet.resume(state):
+            self.park(state)
 
     def park(self, state: RequestState) -> None:
         """Let a request wait until an engine is up, or until its deadline."""

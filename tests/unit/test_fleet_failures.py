@@ -221,6 +221,13 @@ def test_request_that_cannot_be_sent_again_fails_with_a_reason(failures, reason)
     assert reason in log.reject_reasons[0]
 
 
+def test_request_that_loses_its_engine_after_its_deadline_is_not_sent_to_another():
+    failures = Failures([Outage(0, 4_000)], deadline_ns=3_000)
+    log = simulate([arrival(0, 0, 20, 9)], failures, roles=("mixed", "mixed"))
+    assert log.requests()["status"].tolist() == [REJECTED]
+    assert [*log.reject_reasons.values()] == ["it lost its engine after its deadline"]
+
+
 def test_router_is_never_offered_a_dead_engine_and_cannot_name_one():
     class Second(Router):
         def route(self, request, engines):
