@@ -149,6 +149,13 @@ def _cells(row: ClassRow, names: Sequence[str]) -> list[str]:
     return [with_interval(*row.metrics.get(name, Estimate(math.nan, None))) for name in names]
 
 
+def _name(value: object) -> str:
+    """Return how a class is called that has a value in its column."""
+    if value != value:
+        return "none"
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
 def _classes(
     result: RunResult, column: str | None, metrics: Sequence[Metric]
 ) -> dict[str | None, dict[str, float]]:
@@ -158,12 +165,12 @@ def _classes(
     if column not in result.requests:
         raise SpecError(f"--column: no {column!r}; {nearest(column, result.requests)}")
     whole = result.observation()
-    values = whole.column(column)
     found: dict[str | None, dict[str, float]] = {}
     for value in np.unique(whole.requests[column]).tolist():
-        part = whole.only(values == value)
-        name = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
-        found[name] = {one.name: one.of(part) for one in metrics if one.name != _BETWEEN_CLASSES}
+        part = whole.only_where(column, value)
+        found[_name(value)] = {
+            one.name: one.of(part) for one in metrics if one.name != _BETWEEN_CLASSES
+        }
     between = metric_named(_BETWEEN_CLASSES, column=column)
     found[None] = {
         one.name: (between if one.name == _BETWEEN_CLASSES else one).of(whole) for one in metrics

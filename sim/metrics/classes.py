@@ -28,9 +28,9 @@ def of_class(
     if asked.about != "requests":
         raise SpecError(f"metric: {metric} tells of the engine that serves all classes together")
 
-    values = run.column(column)
     if value is not None:
-        return asked.of(run.only(values == value))
+        return asked.of(run.only_where(column, value))
+    values = run.column(column)
     if not np.issubdtype(values.dtype, np.number):
         raise SpecError(f"column: {column} holds text: give value, not low and high")
     return asked.of(run.only((values >= low) & (values <= high)))

@@ -122,6 +122,22 @@ class Observation:
         first = np.concatenate([[0], np.cumsum(whole_numbers(table, "num_requests"))[:-1]])
         return table, self._ids(everyone)[first]
 
+    def only_where(self, column: str, value: object) -> Observation:
+        """Return what is measured of the requests that have a value in a column; NaN is one.
+
+        Raises
+        ------
+        SpecError
+            If there is no such column, or no such value can be in it.
+        """
+        values = self.column(column)
+        if np.issubdtype(values.dtype, np.number) and isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                raise SpecError(f"value: {column} holds numbers, not {value!r}") from None
+        return self.only(np.isnan(values) if value != value else values == value)
+
     def only(self, chosen: Bools) -> Observation:
         """Return what is measured of a class of requests.
 

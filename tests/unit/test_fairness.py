@@ -75,6 +75,22 @@ def test_longest_wait_does_not_count_who_was_turned_away():
     assert np.isnan(nobody.metric("longest_wait"))
 
 
+def test_classes_of_requests_with_and_without_a_target_are_two(tmp_path, recwarn):
+    classes = {"a": {"share": 1, "slo": {"ttft_ms": 100}}, "b": {"share": 1}}
+    spec = make_spec({"workload": {
+        "num_requests": 20, "request_rate": 20, "prompt_tokens": 50, "output_tokens": 5,
+        "classes": classes,
+    }})  # fmt: skip
+    run(spec).save(tmp_path)
+    by_target = {row.name: row.metrics for row in class_rows(tmp_path, "slo_ttft_ms")}
+    by_tenant = {row.name: row.metrics for row in class_rows(tmp_path, "tenant")}
+    assert list(by_target) == ["100", "none", "all"]
+    assert str(by_target["none"]) == str(by_tenant["b"])  # with NaN for what nobody has
+    jain = by_target["all"]["jain_fairness"].mean
+    assert jain == by_tenant["all"]["jain_fairness"].mean == pytest.approx(1.0, abs=0.2)
+    assert not [w for w in recwarn if w.category is RuntimeWarning]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two classes of priority, on a server that is too small."""

@@ -88,6 +88,8 @@ def run_of(tokens_ms=TOKENS_MS, **changes):
         # Request 2 was rejected.
         ("deadline_misses", {}, 2 / 3),
         ("of_class", {"metric": "completed", "column": "priority", "low": 1}, 1),
+        ("of_class", {"metric": "completed", "column": "priority", "value": 1}, 1),
+        ("of_class", {"metric": "completed", "column": "priority", "value": "1"}, 1),
         ("of_class", {"metric": "completed", "column": "prompt_tokens", "low": 10, "high": 20}, 2),
         ("of_class", {"metric": "mean_ttft_ms", "column": "prompt_tokens", "high": 15}, 100),
         ("of_class", {"metric": "p99_itl_ms", "column": "priority", "low": 1}, 200),
@@ -173,6 +175,11 @@ def test_service_gap_of_other_than_two_tenants_says_that_it_needs_two(changes, m
         ("of_class", {"metric": "mean_tftt_ms", "column": "priority"}, "did you mean mean_ttft_ms"),
         ("preemption_loss_at_tail", {"latency": "itl"}, "choose from e2el, tpot"),
         ("of_class", {"metric": "busy_s", "column": "priority"}, "tells of the engine"),
+        (
+            "of_class",
+            {"metric": "completed", "column": "priority", "value": "high"},
+            "value: priority holds numbers, not 'high'",
+        ),
     ],
     ids=str,
 )
