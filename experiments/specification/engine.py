@@ -100,7 +100,8 @@ class EngineSpec(Section):
     max_num_resident: Count | None = _limit(
         "max_num_resident",
         "Most requests with KV memory; if absent `max_num_seqs`, or what memory holds "
-        "with `fastserve`, `ltr` and `srtf`.",
+        "with policies that pause requests (`atlas`, `fastserve`, `gittins`, `ltr`, `plas`, "
+        "`program_srpt`, `srtf`).",
     )
     max_num_batched_tokens: Count = _limit(
         "max_num_batched_tokens", "Most tokens computed in one step."
