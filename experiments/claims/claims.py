@@ -142,7 +142,7 @@ def load_claims(
     loaded = [(path, load_spec(path, changes or {})) for path in files]
     for path, spec in loaded:
         if spec.claim is None:
-            raise SpecError(f"{path}: claim: is required here; see experiments/policies")
+            raise SpecError(f"{path}: claim: is required here; see experiments/papers")
     return loaded
 
 

@@ -35,6 +35,14 @@ held against simulation.""",
 }
 """How each page begins."""
 
+_ABOUT_OWN = """\
+# Does it do what is said of it?
+
+Written by `schedlab claims {files}`. To change it, change what it is made of and run that again.
+
+What is claimed is held against simulation."""
+_PAPERS = Path(__file__).resolve().parents[1] / "papers"
+
 _PREFACE = """\
  The step
 times come from an analytic roofline (UNCALIBRATED: datasheets, and what kernels reach of them),
@@ -240,11 +248,19 @@ def band_text(figure: Figure, band: tuple[float, float] | None) -> str:
     return f"{ends[0]} to {ends[1]}" if math.isfinite(high) else f"at least {ends[0]}"
 
 
+def _ships(path: Path) -> bool:
+    """Whether an experiment comes with the program."""
+    return _PAPERS in path.resolve().parents
+
+
 def _beginning(page: str, findings: Sequence[Finding]) -> str:
     """Return how a page begins; one of another folder's experiments names that folder."""
     folders = {finding.path.parent for finding in findings}
     folder = next(iter(folders)).name if len(folders) == 1 else page
-    if folder in _ABOUT or {one.parent.name for one in folders} != {"papers"}:
+    own = [path.as_posix() for path in {one.path: None for one in findings} if not _ships(path)]
+    if own:
+        return _ABOUT_OWN.format(files=" ".join(own)) + _PREFACE + "\n"
+    if folder in _ABOUT or len(folders) > 1:
         return _ABOUT[page].format(files="", folder=page) + _PREFACE + _MOVED[page]
     files = f" experiments/papers/{folder}/*.yaml"
     return _ABOUT["policies"].format(files=files, folder=folder) + _PREFACE + "\n"
@@ -288,7 +304,9 @@ def section(finding: Finding) -> Iterator[str]:
     yield ""
     yield f"{claim.statement} ({claim.source})"
     yield ""
-    file = f"experiments/papers/{finding.path.parent.name}/{finding.path.name}"
+    file = finding.path.as_posix()
+    if _ships(finding.path):
+        file = f"experiments/papers/{finding.path.parent.name}/{finding.path.name}"
     yield f"* Experiment: `{file}`, {_setup(finding)}."
     yield f"* Differs from the source: {claim.scaled_down}"
     for measured in finding.measured:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
 
 from schedlab.experiments.specification.claim import Figure, Measure
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -82,9 +80,10 @@ def varied_spec(spec: ExperimentSpec, change: Mapping[str, Any]) -> ExperimentSp
 def _check_figure(spec: ExperimentSpec, figure: Figure, path: KeyPath, fail: Fail) -> None:
     for key, measure in _measures(figure):
         _check_measure(measure, (*path, *key), fail)
-    for side in ("of", "against"):
-        if getattr(figure, side) is not None:
-            _resolve(spec, figure, side, path, fail)
+    sides = [side for side in ("of", "against") if getattr(figure, side) is not None]
+    settings = [_resolve(spec, figure, side, path, fail) for side in sides]
+    if len(settings) == 2 and settings[0] == settings[1]:
+        fail((*path, "against"), "is the setting that `of` is: it would be held against itself")
 
 
 def settings_of(spec: ExperimentSpec, figure: Figure, side: str) -> list[Setting]:
@@ -176,8 +175,7 @@ def _resolve(
             chosen.append([0])
         else:
             fail((*path, side), f"must say which {key}, which is swept, or `at` must")
-    grid = np.stack(np.meshgrid(*chosen, indexing="ij"), axis=-1).reshape(-1, len(chosen))
-    return [tuple(row) for row in grid.tolist()] if chosen else [()]
+    return list(product(*chosen))
 
 
 def _rise(values: list[Any]) -> bool:

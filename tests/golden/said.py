@@ -182,11 +182,11 @@ def claimed(_: str) -> dict[str, Any]:
     readings = Readings(spec, served)
     found = readings.read(spec.claim.figures)
     assert spec.claim is not None
-    finding = claims.examine(Path("papers/claims/small.yaml"), spec, _Served(_queue))
+    finding = claims.examine(shipped("claims")[0].with_name("small.yaml"), spec, _Served(_queue))
     bound = replace(
         finding, measured=tuple(replace(m, of=(Reading(3.0, True),)) for m in finding.measured)
     )
-    cited = replace(finding, path=Path("papers/policies/small.yaml"))
+    cited = replace(finding, path=shipped("policies")[0].with_name("small.yaml"))
     claim = quoted.QuotedClaim(
         id="B2", quoted="q", source="s", test={"small": ["throughput"]},
         beside={"small": ["capacity"]}, reading="read",

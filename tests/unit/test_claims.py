@@ -183,6 +183,7 @@ def test_verdict_follows_from_band_and_interval(compare, paper, accept, found, e
         ({"of": {}}, "must say which policy"),
         ({"at": {"workload.request_rat": 20}}, "is not swept; did you mean workload.request_rate"),
         ({"of": {"policy": "fcfs", "workload.request_rate": 20}}, "is given in `at` as well"),
+        ({"against": {"policy": "fcfs"}}, "against: is the setting that `of` is"),
         ({"against": None}, "needs against"),
         ({"compare": "value"}, "takes no against"),
         ({"accept": [5, 1]}, "from low to high"),
@@ -306,6 +307,14 @@ def test_claim_cannot_change_the_identity_of_an_experiment():
 def test_fully_written_out_claim_loads_back_to_an_equal_one():
     spec = make_spec(experiment())
     assert make_spec(spec.to_data()) == spec
+
+
+def test_figure_of_an_experiment_that_sweeps_nothing_is_of_its_only_setting(tmp_path):
+    spec = experiment(sweep={}, replications=2)
+    figure = {"name": "x", "metric": "completed", "of": {}, "compare": "value", "accept": [1, 99]}
+    spec["claim"]["figures"] = [figure]
+    (measured,) = examine(tmp_path / "x.yaml", make_spec(spec)).measured
+    assert (measured.estimate, measured.verdict) == (24.0, "reproduced")
 
 
 def test_setting_is_found_by_a_part_of_it():
@@ -611,8 +620,8 @@ def test_digest_of_a_claim_changes_with_every_byte_of_its_file_and_of_the_one_it
     assert found[-1] == hashlib.sha256(b"name: one\n").hexdigest()
 
 
-def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
-    folder = tmp_path / "papers" / "pipelines"
+def test_page_of_a_folder_of_papers_names_that_folder():
+    folder = report._PAPERS / "pipelines"
     page = markdown([examine(folder / "x.yaml", make_spec(experiment()))])
     assert "`schedlab claims experiments/papers/pipelines/*.yaml`" in page
     assert "change `experiments/papers/pipelines/*.yaml`" in " ".join(page.split())
@@ -624,8 +633,7 @@ def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
     [
         (("papers/policies",), "policies", "claims", "policies", "hrrn, llumnix"),
         (("papers/fleets",), "fleets", "claims --page fleets", "fleets", "first look"),
-        # Of no folder of papers, or of several: as the page itself begins.
-        (("mine/x",), "policies", "claims", "policies", "hrrn, llumnix"),
+        # Of several folders: as the page itself begins.
         (("papers/x", "papers/y"), "fleets", "claims --page fleets", "fleets", "first look"),
         (("papers/x",), "fleets", "claims experiments/papers/x/*.yaml", "x", None),
     ],
@@ -633,13 +641,24 @@ def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
 def test_page_begins_with_the_command_that_writes_it_and_the_files_to_change(
     folders, page, written_by, changed, moved
 ):
-    findings = [SimpleNamespace(path=Path(folder) / "a.yaml") for folder in folders]
+    papers = report._PAPERS.parent
+    findings = [SimpleNamespace(path=papers / folder / "a.yaml") for folder in folders]
     begun = " ".join(report._beginning(page, findings).split())
     assert f"Written by `schedlab {written_by}`." in begun
     assert f"To change it, change `experiments/papers/{changed}/*.yaml` and run that" in begun
     assert begun.startswith("# Do fleets" if moved == "first look" else "# Does it do")
     for text in ("hrrn, llumnix", "first look"):
         assert (text in begun) == (text == moved)
+
+
+def test_page_of_experiments_of_ones_own_names_their_files(tmp_path):
+    path = tmp_path / "papers" / "policies" / "x.yaml"
+    page = markdown([examine(path, make_spec(experiment()))])
+    assert page.startswith("# Does it do what is said of it?")
+    assert f"`schedlab claims {path.as_posix()}`" in page
+    assert f"Experiment: `{path.as_posix()}`" in page
+    assert "experiments/papers" not in page
+    assert "llumnix" not in page
 
 
 def test_anchor_of_a_heading_is_that_of_github():
