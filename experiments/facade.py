@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from schedlab.experiments.analysis.policy_comparison import METRICS
 from schedlab.experiments.outcomes import Claims, Comparison, Findings, Measurement, Results
@@ -195,7 +196,7 @@ def find(
 
 def compare(
     results: Results | str | Path,
-    metrics: Sequence[str] = METRICS,
+    metrics: str | Sequence[str] = METRICS,
     *,
     against: str | None = None,
     key: str = "policy",
@@ -206,7 +207,7 @@ def compare(
     ----------
     results : Results or path
         Of a sweep over policies with replications.
-    metrics : sequence of str
+    metrics : str or sequence of str
         What to compare.
     against : str, optional
         Hold the others against this one; the first by default.
@@ -214,7 +215,8 @@ def compare(
         The swept key whose values are compared.
     """
     results = results if isinstance(results, Results) else load(results)
-    return results.compare(*metrics, against=against, key=key)
+    names = [metrics] if isinstance(metrics, str) else metrics
+    return results.compare(*names, against=against, key=key)
 
 
 def measure(
@@ -364,7 +366,9 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - what YAML holds
         data = {key: _plain(item) for key, item in value.items()}
         chosen = data.get("name")  # {"name": MyPolicy, "knob": 1}
         return chosen | data | {"name": chosen["name"]} if isinstance(chosen, dict) else data
-    if isinstance(value, list | tuple):
+    if hasattr(value, "tolist"):  # numbers, arrays and series of numpy and pandas
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple | range | Iterator):
         return [_plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
@@ -400,6 +404,8 @@ def _is_interactive(asked: ExperimentSpec) -> bool:
 def _workers(asked: Sequence[ExperimentSpec], jobs: int) -> Iterator[Workers]:
     from schedlab.experiments.sweeps.workers import InProcess, Processes
 
+    if isinstance(jobs, bool) or not isinstance(jobs, SupportsIndex) or index(jobs) < 1:
+        raise SpecError(f"jobs must be a whole number >= 1, got {jobs!r}")
     alone = jobs == 1 or any(map(_is_interactive, asked))
     with InProcess(raising=True) if alone else Processes(jobs) as workers:
         yield workers

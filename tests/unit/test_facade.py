@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import schedlab as sl
@@ -171,6 +172,27 @@ def test_spec_overrides_merge_into_sections_and_take_dotted_keys():
     assert spec.workload.num_requests == 7
 
 
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, 1e3, True, None, "2"])
+def test_jobs_that_are_no_number_of_processes_are_refused(jobs):
+    with pytest.raises(SpecError, match="jobs must be a whole number >= 1, got"):
+        sl.run({"workload": WORKLOAD}, workload={"request_rate": 4}, jobs=jobs)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.arange(2, 4), range(2, 4), (n for n in (2, 3)), [np.int64(2), 3]],
+    ids=lambda values: type(values).__name__,
+)
+def test_spec_takes_values_of_numpy_and_python(values):
+    changed = sl.spec(
+        "quickstart",
+        sweep={"engine.max_num_seqs": values},
+        workload={"num_requests": np.int64(20), "request_rate": np.float32(1.5)},
+    )
+    assert changed.sweep["engine.max_num_seqs"] == [2, 3]
+    assert (changed.workload.num_requests, changed.workload.request_rate) == (20, 1.5)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [({"enigne": {}}, "did you mean engine"), ({"policy": "fcsf"}, "did you mean fcfs")],
@@ -230,6 +252,11 @@ def test_sweep_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
+def test_compare_takes_the_name_of_one_metric(swept):
+    one, listed = sl.compare(swept, "p99_ttft_ms"), sl.compare(swept, ["p99_ttft_ms"])
+    assert str(one) == str(listed)
+
+
 def test_find_and_compare_return_tables(swept):
     found = sl.find(
         {"workload": {**WORKLOAD, "request_rate": 1}},
