@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import re
 
 import pytest
@@ -196,6 +197,25 @@ def test_unknown_format_name_suggests_the_nearest(tmp_path):
     path.write_text(OWN)
     with pytest.raises(TraceError, match=r"did you mean mooncake\?"):
         read(path, "moncake")
+
+
+def test_link_to_nothing_and_pipe_are_called_what_they_are(tmp_path):
+    (tmp_path / "t.csv").symlink_to(tmp_path / "gone.csv")
+    with pytest.raises(TraceError, match=r"t\.csv is a link to .*gone\.csv, where no file is"):
+        read(tmp_path / "t.csv")
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(TraceError, match=r"pipe\.csv is no regular file"):
+        read(tmp_path / "pipe.csv")
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"), [("zst", r"; unpack it first \(or use gzip\): unzstd$"), ("bin", "$")]
+)
+def test_file_packed_otherwise_than_by_gzip_is_to_be_unpacked_first(tmp_path, ending, told):
+    path = tmp_path / f"t.csv.{ending}"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x24\xff\xff\xff")
+    with pytest.raises(TraceError, match=rf"not UTF-8 text \([^)]*\){told}"):
+        read(path)
 
 
 def test_missing_file_suggests_the_nearest_and_folder_is_refused(tmp_path):

@@ -70,6 +70,10 @@ def existing(path: str | Path) -> Path:
         return PUBLISHED[str(path)].fetched()
     if path.is_dir():
         raise TraceError(f"{path} is a folder, not a trace file")
+    if path.is_symlink():
+        raise TraceError(f"{path} is a link to {path.readlink()}, where no file is")
+    if path.exists():
+        raise TraceError(f"{path} is no regular file")
     message = f"no such trace file: {path}"
     there = (p.name for p in path.parent.iterdir()) if path.parent.is_dir() else ()
     if near := look_alike(path.name, [*there, *PUBLISHED]):
@@ -228,6 +232,15 @@ def _check_columns(
             raise TraceError(f"{path}:{line}: no column {name!r}; {nearest(name, names)}")
 
 
+_PACKED = {
+    ending: f"unpack it first (or use gzip): {how}"
+    for ending, how in {
+        ".bz2": "bunzip2", ".xz": "unxz", ".zip": "unzip", ".zst": "unzstd", ".lz4": "unlz4",
+    }.items()
+}  # fmt: skip
+"""What to do about files that no reader unpacks, by how their names end."""
+
+
 class readable:  # noqa: N801 - reads as a verb in `with readable(path, where):`
     """Turn what a broken file raises into a `TraceError` that names the last good line."""
 
@@ -242,7 +255,8 @@ class readable:  # noqa: N801 - reads as a verb in `with readable(path, where):`
         """Translate a decoding, gzip or CSV error."""
         after = f"{self.path}: after line {self.where[0]}" if self.where[0] else f"{self.path}"
         if isinstance(error, UnicodeDecodeError):
-            raise TraceError(f"{after}: not UTF-8 text ({error.reason})") from None
+            packed = f"; {_PACKED[ending]}" if (ending := self.path.suffix) in _PACKED else ""
+            raise TraceError(f"{after}: not UTF-8 text ({error.reason}){packed}") from None
         if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error):
             raise TraceError(f"{after}: the gzip file is damaged or cut short ({error})") from None
         if isinstance(error, csv.Error):
