@@ -1,5 +1,6 @@
 """Files: written whole or not at all, read through one door with errors that name them."""
 
+import errno
 import json
 import os
 import stat
@@ -62,6 +63,8 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> target.read_text()
     'whole'
     """
+    if not path.name:  # "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

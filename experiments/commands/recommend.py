@@ -137,7 +137,9 @@ def recommend(
     slo = {key: value for key, value in targets.items() if value is not None}
     for key, value in {**slo, "rate": rate, "usd_per_hour": usd_per_hour}.items():
         if value is not None and not 0 < value < math.inf:
-            raise SpecError(f"--{key.replace('_', '-')} is {value:g}; it must be more than 0")
+            raise SpecError(
+                f"--{key.replace('_', '-')} is {value:g}; it must be finite and more than 0"
+            )
     if not slo:
         raise SpecError("say what is fast enough: --ttft-ms, --tpot-ms or --e2el-ms")
     shape = known_model(model)

@@ -43,7 +43,8 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def _width() -> int | None:
     """Return characters a line; None for files and pipes, which have no width of their own."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed by the caller
+    if not is_terminal and "COLUMNS" not in os.environ:
         return None
     return max(shutil.get_terminal_size().columns, 20)
 

@@ -3,6 +3,7 @@
 import json
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -285,3 +286,9 @@ def test_tables_of_tiers_are_those_of_copies_and_of_waits(tmp_path):
     for name, written in tables.items():
         found = pq.read_table(tmp_path / f"{name}.parquet").to_pydict()
         assert found == {key: column.tolist() for key, column in written.items()}
+
+
+@pytest.mark.parametrize("path", [".", "/"])
+def test_file_that_would_be_called_like_a_folder_is_refused_as_one(path):
+    with pytest.raises(IsADirectoryError, match="Is a directory"), replacing(Path(path)):
+        pass

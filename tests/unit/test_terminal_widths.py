@@ -218,6 +218,12 @@ def test_lines_on_a_terminal_are_wrapped_at_its_width_and_at_no_less_than_twenty
     assert wraps or lines == ["a line of 21 letters."]
 
 
+def test_lines_without_an_output_to_write_to_are_dropped(monkeypatch):
+    monkeypatch.setattr(terminal.sys, "stdout", None)  # as Python has it where it is closed
+    monkeypatch.delenv("COLUMNS", raising=False)
+    terminal.print_lines(["nobody reads this"])
+
+
 def test_each_line_of_a_text_is_wrapped_alone_and_goes_on_further_in(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "20")
     terminal.print_lines(["first\nthe second is a long one\n\nthe twenty of fourth", "next"])
