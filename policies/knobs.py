@@ -18,9 +18,13 @@ class Knobs:
 
     @classmethod
     def knobs(cls) -> dict[str, inspect.Parameter]:
-        """Return the constructor's parameters by name."""
+        """Return the constructor's parameters by name; what it takes by any name is none."""
         if cls.__init__ is object.__init__:
             return {}
-        parameters = dict(inspect.signature(cls.__init__).parameters)
-        parameters.pop("self", None)
-        return parameters
+        any_name = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = inspect.signature(cls.__init__).parameters
+        return {
+            name: parameter
+            for name, parameter in parameters.items()
+            if name != "self" and parameter.kind not in any_name
+        }

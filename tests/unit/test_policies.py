@@ -394,3 +394,12 @@ def test_loaded_requests_are_seated_by_key_then_arrival_then_number():
     seated = registry.make("sjf").seating(list(loaded), view)
     assert [state.id for state in seated] == [3, 1, 2, 0, 4]
     assert registry.make("fcfs").seating(list(loaded), view) == loaded
+
+
+def test_parameters_that_go_by_any_name_are_no_knobs():
+    class Open(ContinuousBatching):
+        def __init__(self, weight=1.0, *rest, **others):
+            self.weight = weight
+
+    assert [*Open.knobs()] == ["weight"]
+    assert Open(2.0, other=3).get_params() == {"weight": 2.0}
