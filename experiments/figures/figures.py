@@ -16,6 +16,7 @@ from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.selection import num_gpus
 from schedlab.experiments.results.tables import Row
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.record.columns import completed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -213,7 +214,8 @@ def _over_rates(name: str, rows: Sequence[Row]) -> Iterator[Drawing]:
 
 def _between_settings(results: SavedResults) -> Iterator[Drawing]:
     rows = results.rows
-    if any(math.isfinite(row.mean("p99_ttft_ms")) for row in rows):
+    answered = any(math.isfinite(row.mean("p99_ttft_ms")) for row in rows)
+    if answered:
         yield Drawing(
             "pareto",
             "All settings by output throughput and tail latency, with those that no other beats.",
@@ -239,7 +241,7 @@ def _between_settings(results: SavedResults) -> Iterator[Drawing]:
     front = _in_front(there)
     shown = [row for row in there if front is None or plots.curve_name(row) in front]
     runs = {plots.curve_name(row): results.of(row)[0] for row in shown if results.of(row)}
-    if not runs:
+    if not (runs and answered):
         return
     for metric, words in (("ttft", "time to first token"), ("e2el", "end-to-end latency")):
 
@@ -263,7 +265,8 @@ def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
         def cdf(metric: str = metric) -> Figure:
             return plots.latency_cdf({run.policy: run}, title, metric)
 
-        yield Drawing(f"{metric}_cdf", f"Distribution of the {words} over requests.", cdf)
+        if completed(run.requests).any():
+            yield Drawing(f"{metric}_cdf", f"Distribution of the {words} over requests.", cdf)
     if ran(run):
         yield Drawing(
             "time_series",

@@ -12,6 +12,7 @@ from schedlab.experiments.figures.style import GREY, house_style, new_figure
 from schedlab.sim.record.columns import completed
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,6 +28,7 @@ _COLORS = {
     "held, nothing to do": "#8A8A8A",
 }
 _HELD = "held, nothing to do"
+_UNANSWERED = "not answered"
 _DARK = "#444444"
 _MARKS = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
 
@@ -77,6 +79,8 @@ def gantt(result: RunResult, title: str, max_requests: int = 40) -> Figure:
         (to finish), and over these preempted (eviction to resumption; what is computed again
         after that counts as the phase it is in).
     """
+    from matplotlib.ticker import MaxNLocator
+
     columns = result.requests
     order = np.argsort(columns["arrival_ns"], kind="stable")[:max_requests]
     start_ns = int(columns["arrival_ns"].min())
@@ -102,7 +106,9 @@ def gantt(result: RunResult, title: str, max_requests: int = 40) -> Figure:
             if not answered[i]:
                 arrival_s = (int(columns["arrival_ns"][i]) - start_ns) / _NS_PER_S
                 axes.plot(arrival_s, line, "x", color=_DARK)
+                seen.add(_UNANSWERED)
         axes.set_ylim(len(order) - 0.4, -0.6)
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_xlim(left=0)
         axes.grid(visible=False, axis="y")
         axes.set_ylabel("request, by arrival")
@@ -229,10 +235,11 @@ def _draw_seats(axes: Axes, found: Iterable[Stay], last_s: float) -> None:
 
 
 def _legend(axes: Axes, seen: set[str]) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     hatched = {"preempted": (_DARK, "/////"), _HELD: (_COLORS[_HELD], "////")}
-    handles = []
+    handles: list[Artist] = []
     for phase, color in _COLORS.items():
         if phase in hatched and phase in seen:
             edge, hatch = hatched[phase]
@@ -241,7 +248,11 @@ def _legend(axes: Axes, seen: set[str]) -> None:
             )
         elif phase in seen:
             handles.append(Patch(facecolor=color, linewidth=0, label=phase))
-    axes.legend(handles=handles, loc="lower right", ncols=4, bbox_to_anchor=(1.0, 0.99))
+    num_columns = 4
+    if _UNANSWERED in seen:
+        num_columns += 1
+        handles.append(Line2D([], [], marker="x", color=_DARK, linestyle="", label=_UNANSWERED))
+    axes.legend(handles=handles, loc="lower right", ncols=num_columns, bbox_to_anchor=(1.0, 0.99))
 
 
 def _preempted_spans(result: RunResult, start_ns: int) -> dict[int, list[tuple[float, float]]]:

@@ -28,6 +28,7 @@ from schedlab.experiments.results.selection import (
 )
 from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.record.columns import FINISHED, REJECTED
 
 SWEPT = {
     "name": "swept",
@@ -627,11 +628,12 @@ CDFS = ["ttft_cdf", "e2el_cdf"]
         (RATES, {"median_tpot_ms": 0.0},
          [*OVER_RATES, "slo_attainment", "pareto", "heat_map", *CDFS]),
         (RATES, {"p99_ttft_ms": math.nan},
-         [*OVER_RATES, "slo_attainment", "gpu_frontier", "heat_map", *CDFS]),
+         [*OVER_RATES, "slo_attainment", "gpu_frontier", "heat_map"]),
         (RATES, {"p99_tpot_ms": math.nan},
          [*OVER_RATES, "slo_attainment", "pareto", "gpu_frontier", "heat_map", *CDFS]),
         ([{"policy": "fcfs"}, {"policy": "sjf"}], {}, ["pareto", "heat_map", *CDFS]),
         ([{"policy": "fcfs"}], {}, [*CDFS, "time_series", "gantt"]),
+        ([{"policy": "rejects"}], {}, ["time_series", "gantt"]),
     ],
 )  # fmt: skip
 def test_figures_that_suit_results_are_those_that_have_something_to_show(
@@ -639,7 +641,10 @@ def test_figures_that_suit_results_are_those_that_have_something_to_show(
 ):
     rows = rows_of(*settings, **{**MEASURED, **metrics})
     runs = {row.label: SimpleNamespace(load=lambda row=row: SimpleNamespace(
-        policy=row.policy, engines=(), requests={"first_scheduled_ns": np.array([0])}
+        policy=row.policy, engines=(), requests={
+            "first_scheduled_ns": np.array([0]),
+            "status": np.array([REJECTED if row.policy == "rejects" else FINISHED]),
+        }
     )) for row in rows}  # fmt: skip
     results = SimpleNamespace(
         rows=rows, runs=[*runs.values()], of=lambda row: [runs[row.label]], name="n"
