@@ -20,6 +20,8 @@ from schedlab.experiments.comparing.fitted_profile import (
 from schedlab.experiments.comparing.held_out_batches import replayed_points
 from schedlab.experiments.comparing.machine import describe_machine
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost import registry
+from schedlab.sim.cost.profile import FIT_FILE
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import memory_budget
@@ -92,12 +94,14 @@ def calibrate(
     Raises
     ------
     SpecError
-        If the device is missing, the model does not fit, or `folder` holds another calibration.
+        If the device is missing, the model does not fit, or `folder` holds another calibration or a
+        profile of another kind.
     """
     from schedlab.gpu_backend.calibration import measure, measured
     from schedlab.gpu_backend.calibration_design import design
 
     begun_s = time.monotonic()
+    registry.refuse_other_kind(folder, FIT_FILE)
     held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
     # What does not depend on the batch is measured before the rounds, so that the first one leaves
     # a profile that is whole.

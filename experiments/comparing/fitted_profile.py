@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedlab.experiments.comparing.measured_runs import read_steps
-from schedlab.sim.cost.profile import Fit, fit_texts, read_meta
+from schedlab.sim.cost import registry
+from schedlab.sim.cost.profile import FIT_FILE, Fit, fit_texts, read_meta
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import parse_json, read_json_object, read_text, write_texts
@@ -88,6 +89,11 @@ def write_profile(
     found : Calibrated
     residuals : list of dict
         A batch each, as residuals.json has them.
+
+    Raises
+    ------
+    SpecError
+        If the folder holds a profile of another kind.
     """
     from schedlab.gpu_backend.calibration_fit import (
         SwapTime,
@@ -101,6 +107,7 @@ def write_profile(
         with_swapping,
     )
 
+    registry.refuse_other_kind(folder, FIT_FILE)
     overhead, drift = meta["scheduling_overhead"], meta["sentinel_drift_by_round"]
     buckets, swapping = meta["graph_buckets"], [SwapTime(**one) for one in meta["swap_times"]]
     train = [row for kind, row in batches if kind != HELD_OUT]
@@ -151,7 +158,7 @@ def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
     Raises
     ------
     SpecError
-        If the profile or a run cannot be read.
+        If the profile or a run cannot be read, or `folder` holds a profile of another kind.
     """
     from schedlab.gpu_backend.calibration_fit import without_overhead
     from schedlab.gpu_backend.stopwatch import ReferenceSpeed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.profile import (
+    FIT_FILE,
     Fit,
     Regime,
     computed_tokens,
@@ -178,7 +179,7 @@ class FittedCostModel(CostModel):
         }
 
 
-@register("fitted", profile_file="fit.json")
+@register("fitted", profile_file=FIT_FILE)
 def fitted(
     deployment: Deployment | None,
     profile: str,

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from schedlab.sim.cost import registry
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import StepSpread
@@ -22,6 +23,8 @@ from schedlab.sim.hardware.gpus import canonical_gpu
 from schedlab.sim.hardware.models import canonical_model
 
 SCHEMA = "schedlab-fit-1"
+FIT_FILE = "fit.json"
+"""By which a folder with a calibration is known."""
 
 FEATURES = (
     "decode_context_sum_tokens",
@@ -249,8 +252,9 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
     Raises
     ------
     SpecError
-        If `meta` lacks a required key.
+        If `meta` lacks a required key, or the folder holds a profile of another kind.
     """
+    registry.refuse_other_kind(folder, FIT_FILE)
     write_texts(Path(folder), fit_texts(meta, fit))
 
 
@@ -288,7 +292,7 @@ def fit_texts(meta: Mapping[str, object], fit: Fit) -> dict[str, str]:
     }
     return {
         name: json.dumps(content, indent=2, allow_nan=False) + "\n"
-        for name, content in (("meta.json", dict(meta)), ("fit.json", data))
+        for name, content in (("meta.json", dict(meta)), (FIT_FILE, data))
     }
 
 
@@ -345,8 +349,10 @@ def profile_of(
     Raises
     ------
     SpecError
-        If they differ and may not, or meta.json cannot be read.
+        If they differ and may not, meta.json cannot be read, or the folder holds several kinds of
+        profile.
     """
+    registry.refuse_two_kinds(folder)
     meta = read_meta(Path(folder))
     if deployment is None:
         return meta, []
@@ -386,7 +392,7 @@ def read_fit(folder: Path) -> Fit:
         If it cannot be read, a key is missing, unknown or of the wrong type, or a coefficient is
         negative.
     """
-    path = Path(folder) / "fit.json"
+    path = Path(folder) / FIT_FILE
     data = read_json_object(path)
     if data.get("schema") != SCHEMA:
         raise SpecError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA!r}")

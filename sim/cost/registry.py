@@ -104,13 +104,50 @@ def kind_of(profile: Path | str) -> str:
     Raises
     ------
     SpecError
-        If it holds the file of no kind of profile.
+        If it holds the file of no kind of profile, or of several.
     """
+    refuse_two_kinds(profile)
+    for name in _kinds_in(profile):
+        return name
+    files = ", ".join(sorted(profile_files().values()))
+    raise SpecError(f"{profile}: no profile, it holds none of {files}")
+
+
+def refuse_two_kinds(folder: Path | str) -> None:
+    """Raise `SpecError` if a folder holds profiles of several kinds.
+
+    They share meta.json, so that it says of one of them what is true of the other.
+    """
+    found = sorted(_kinds_in(folder).values())
+    if len(found) > 1:
+        raise SpecError(
+            f"{folder}: holds several profiles, {' and '.join(found)}, and one meta.json for them; "
+            "write each into a folder of its own"
+        )
+
+
+def refuse_other_kind(folder: Path | str, file: str) -> None:
+    """Raise `SpecError` if a profile cannot be written because one of another kind is there.
+
+    Parameters
+    ----------
+    folder : Path or str
+        Where it would go; need not be there.
+    file : str
+        That tells the kind of what is to be written, e.g. ``table.json``.
+    """
+    for name, other in _kinds_in(folder).items():
+        if other != file:
+            raise SpecError(
+                f"{folder}: holds a profile of another kind ({other}, which cost model {name!r} "
+                "reads); choose another folder"
+            )
+
+
+def _kinds_in(folder: Path | str) -> dict[str, str]:
+    """Return the file of each profile in a folder, by the cost model that reads it."""
     files = profile_files()
-    for name, file in files.items():
-        if (Path(profile) / file).is_file():
-            return name
-    raise SpecError(f"{profile}: no profile, it holds none of {', '.join(sorted(files.values()))}")
+    return {name: file for name, file in files.items() if (Path(folder) / file).is_file()}
 
 
 def make(name: str, deployment: Deployment | None, **params: Any) -> CostModel:  # noqa: ANN401 - any knob

@@ -15,7 +15,7 @@ from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.profile import measured_overhead, profile_of
 from schedlab.sim.cost.registry import register
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.cost.table_profile import Curve, TableProfile, read_table
+from schedlab.sim.cost.table_profile import TABLE_FILE, Curve, TableProfile, read_table
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.sums import in_order
@@ -261,7 +261,7 @@ class TableCostModel(CostModel):
             return total
 
 
-@register("table", profile_file="table.json")
+@register("table", profile_file=TABLE_FILE)
 def table(
     deployment: Deployment | None,
     profile: str,

@@ -10,12 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from schedlab.sim.cost import registry
 from schedlab.sim.cost.attention import AttentionGrid, AttentionTime, RooflineAttention, Skew
 from schedlab.sim.cost.profile import check_number, number, require_meta
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object, write_texts
 
 SCHEMA = "schedlab-table-1"
+TABLE_FILE = "table.json"
+"""By which a folder with such a profile is known."""
 
 GRID_COLUMNS = ("prefill_chunk", "kv_prefill", "num_decodes", "kv_decode", "us")
 _KEY_COLUMNS = ("prefill_chunk", "prefill_key", "num_decodes", "kv_decode", "us")
@@ -177,8 +180,10 @@ def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile)
     Raises
     ------
     SpecError
-        If `meta` lacks a required key, or attention has a time or a size that no run can take.
+        If `meta` lacks a required key, attention has a time or a size that no run can take, or the
+        folder holds a profile of another kind.
     """
+    registry.refuse_other_kind(folder, TABLE_FILE)
     require_meta(meta)
     profile.make_attention()
     skew = profile.skew
@@ -203,7 +208,7 @@ def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile)
         data["all_reduce"] = asdict(profile.all_reduce)
     texts = {
         "meta.json": json.dumps({**meta, "schema": SCHEMA}, indent=2, allow_nan=False) + "\n",
-        "table.json": json.dumps(data, allow_nan=False) + "\n",
+        TABLE_FILE: json.dumps(data, allow_nan=False) + "\n",
     }
     write_texts(Path(folder), texts)
 
@@ -216,7 +221,7 @@ def read_table(folder: Path) -> TableProfile:
     SpecError
         If it cannot be read, or a key is missing, unknown or of the wrong type.
     """
-    path = Path(folder) / "table.json"
+    path = Path(folder) / TABLE_FILE
     data = read_json_object(path)
     if data.get("schema") != SCHEMA:
         raise SpecError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA!r}")

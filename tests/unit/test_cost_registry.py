@@ -1,5 +1,6 @@
 """Cost models by name, by profile folder and from outside: one file is all it takes to add one."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from schedlab.sim import cost
 from schedlab.sim.cost import registry
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.profile import read_fit, read_meta, write_fit
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
@@ -221,6 +224,43 @@ def test_profile_folder_is_read_by_the_kind_of_its_file():
     assert isinstance(found, FittedCostModel)
     assert found.is_measured
     assert not registry.make("roofline", WHERE).is_measured
+
+
+def write_small_table(folder):
+    curve = Curve("all", 1, (1, 2), (5.0, 6.0))
+    rates = {"us_per_pair": 1e-3, "us_per_kv_token": 1e-3, "us_per_call": 1.0}
+    write_table(folder, read_meta(PROFILE), TableProfile((curve,), (), rates, 1))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_profile_written_over_one_of_another_kind_is_refused_and_harms_nothing(tmp_path):
+    calibrated, imported = tmp_path / "calibrated", tmp_path / "imported"
+    shutil.copytree(PROFILE, calibrated)
+    write_small_table(imported)
+    before = contents(calibrated), contents(imported)
+    with pytest.raises(SpecError, match=r"calibrated: holds a profile of another kind \(fit\.json"):
+        write_small_table(calibrated)
+    with pytest.raises(SpecError, match=r"another kind \(table\.json, which cost model 'table'"):
+        write_fit(imported, read_meta(PROFILE), read_fit(PROFILE))
+    assert (contents(calibrated), contents(imported)) == before
+    write_small_table(imported)
+    write_fit(calibrated, read_meta(PROFILE), read_fit(PROFILE))
+
+
+@pytest.mark.parametrize("name", ["fitted", "table"])
+def test_folder_with_two_profiles_is_refused_whichever_is_asked_for(tmp_path, name):
+    write_small_table(tmp_path)
+    (tmp_path / "fit.json").write_text((PROFILE / "fit.json").read_text())
+    for asked in (
+        lambda: registry.load_profile(tmp_path),
+        lambda: registry.make(name, None, profile=str(tmp_path)),
+        lambda: make_spec({**SPEC, "cost_model": str(tmp_path)}),
+    ):
+        with pytest.raises(SpecError, match=r"several profiles, fit\.json and table\.json"):
+            asked()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
-from schedlab.experiments.comparing import fitted_profile, host_terms
+from schedlab.experiments.comparing import calibrate, fitted_profile, host_terms
 from schedlab.sim.cost.profile import RunLevel, read_fit
 from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
@@ -165,6 +165,27 @@ def test_refit_of_a_profile_that_lacks_a_key_leaves_it_as_it_was(measured, key):
     with pytest.raises(SpecError, match=key):
         fitted_profile.refit(folder, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_refit_into_a_folder_with_an_imported_profile_is_refused(measured, tmp_path):
+    folder, files = measured
+    written(folder, files)
+    imported = tmp_path / "imported"
+    imported.mkdir()
+    (imported / "table.json").write_text("{}")
+    with pytest.raises(SpecError, match=r"imported: holds a profile of another kind \(table\.json"):
+        fitted_profile.refit(folder, imported)
+    assert [path.name for path in imported.iterdir()] == ["table.json"]
+
+
+def test_calibration_into_a_folder_with_an_imported_profile_measures_nothing(tmp_path):
+    (tmp_path / "table.json").write_text("{}")
+    with pytest.raises(SpecError, match=r"holds a profile of another kind \(table\.json"):
+        calibrate.calibrate(
+            tmp_path, model_name="schedlab-tiny", hardware="cpu", device="cpu", dtype="fp32",
+            config=None,
+        )  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
 
 
 def test_fit_of_which_nothing_was_held_out_is_not_judged():
