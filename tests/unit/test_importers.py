@@ -475,13 +475,15 @@ def vidur_rows(tmp_path, of_two=1, **changes):
         "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
     )  # fmt: skip
     header = [f"time_stats.{op}.median" for op in ops]
-    header += ["num_tokens", "num_tensor_parallel_workers", "n_embd", "n_head"]
-    shape = {"n_embd": 4096, "n_head": 32} | changes
+    shape = {
+        "n_embd": 4096, "n_head": 32, "n_kv_head": 8, "n_expanded_embd": 14336,
+        "vocab_size": 128256, "use_gated_mlp": True,
+    } | changes  # fmt: skip
+    header += ["num_tokens", "num_tensor_parallel_workers", *shape]
     # Every operator takes t microseconds for t tokens, or `of_two` as many on two devices, measured
     # twice.
     rows = [
-        [t * (of_two if tp == 2 else 1) / 1000] * len(ops)
-        + [t, tp, shape["n_embd"], shape["n_head"]]
+        [t * (of_two if tp == 2 else 1) / 1000] * len(ops) + [t, tp, *shape.values()]
         for t in (1, 100)
         for tp in (1, 2)
         for _ in range(2)
@@ -537,9 +539,31 @@ def test_vidur_tensor_parallelism_takes_measured_all_reduces_inside_one_machine(
     assert (reduce.at, reduce.us) == ((1.0, 10.0), (100.0, 200.0))
 
 
-def test_vidur_profile_of_another_model_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"n_embd is \{5120\}, but llama-3-8b has 4096"):
-        import_vidur(vidur_rows(tmp_path, n_embd=5120), "a100")
+@pytest.mark.parametrize(
+    ("column", "value", "own"),
+    [
+        ("n_embd", 5120, 4096),
+        ("n_head", 40, 32),
+        ("n_kv_head", 32, 8),
+        ("n_expanded_embd", 11008, 14336),
+        ("vocab_size", 32768, 128256),
+        ("vocab_size", 128255, 128256),
+        ("vocab_size", 129280, 128256),
+        ("use_gated_mlp", False, True),
+    ],
+)
+def test_vidur_profile_of_another_model_is_refused(tmp_path, column, value, own):
+    path = vidur_rows(tmp_path, **{column: value})
+    with pytest.raises(SpecError, match=f"{column} is {value}, but llama-3-8b has {own}"):
+        import_vidur(path, "a100")
+
+
+def test_vidur_profile_of_a_padded_vocabulary_is_of_the_model(tmp_path):
+    shape = {"n_kv_head": 32, "n_expanded_embd": 11008, "vocab_size": 32768}
+    path = vidur_rows(tmp_path, **shape)
+    assert import_vidur(path, "a100", "llama-2-7b").meta["model"] == "llama-2-7b"
+    with pytest.raises(SpecError, match="but llama-3-8b has 8"):
+        import_vidur(path, "a100", "llama-3-8b")
 
 
 def splitwise_rows(tmp_path):

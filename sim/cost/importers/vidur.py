@@ -28,6 +28,8 @@ _PER_LAYER = (
 )  # fmt: skip
 _BYTES = 2.0
 _REDUCES_PER_LAYER = 2
+_MOST_PADDING = 1023
+"""Rows of the embedding beyond the vocabulary: Vidur has 32,768 for 32,000."""
 
 
 def import_vidur(
@@ -55,7 +57,8 @@ def import_vidur(
     Raises
     ------
     SpecError
-        If a file is missing or malformed, or has no rows of that tensor parallel size.
+        If a file is missing or malformed, is of another model, or has no rows of that tensor
+        parallel size.
     """
     table = read_csv(path, ("num_tokens", "num_tensor_parallel_workers"))
     shape, device = model(model_name or path.absolute().parent.name), gpu(hardware)
@@ -110,10 +113,29 @@ def import_vidur(
 
 
 def _check_shape(table: CsvTable, shape: ModelShape) -> None:
-    for column, own in (("n_embd", shape.hidden_size), ("n_head", shape.num_heads)):
-        found = set(table.whole(column))
-        if found != {own}:
-            raise SpecError(f"{table.path}: {column} is {found}, but {shape.name} has {own}")
+    """Refuse a table of another model: in all that the file says of it they must agree."""
+    own = {
+        "n_embd": shape.hidden_size,
+        "n_head": shape.num_heads,
+        "n_kv_head": shape.num_kv_heads,
+        "n_expanded_embd": shape.intermediate_size,
+    }
+    for column, value in own.items():
+        if (found := set(table.whole(column))) != {value}:
+            raise _other_model(table, column, found, shape, value)
+    words = set(table.whole("vocab_size"))
+    if any(not 0 <= n - shape.vocab_size <= _MOST_PADDING for n in words):
+        raise _other_model(table, "vocab_size", words, shape, shape.vocab_size)
+    is_gated = set(table.text("use_gated_mlp"))
+    if is_gated != {str(shape.mlp == "gated")}:
+        raise _other_model(table, "use_gated_mlp", is_gated, shape, shape.mlp == "gated")
+
+
+def _other_model(
+    table: CsvTable, column: str, found: Iterable[object], shape: ModelShape, own: object
+) -> SpecError:
+    there = ", ".join(sorted(map(str, found)))
+    return SpecError(f"{table.path}: {column} is {there}, but {shape.name} has {own}")
 
 
 def _curve(
