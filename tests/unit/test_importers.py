@@ -998,12 +998,28 @@ def test_aiconfigurator_of_a_dense_model_has_no_experts_to_spread(compiled):
         ("a,b\n1,2\n3,4\ninf,5", r":4: a must be a number, got 'inf'"),
         ("a,b\n1,2\nnan,5", r":3: a must be a number, got 'nan'"),
         ("a,b\n1,2\n3,4\n2.5,5", r":4: a must be whole, got 2.5"),
+        ("a,b,a\n1,2,3", r":1: there are several columns 'a'"),
     ],
 )
 def test_csv_names_the_line_that_is_wrong(tmp_path, text, message):
     (path := tmp_path / "t.csv").write_text(text + "\n")
     with pytest.raises(SpecError, match=f"t.csv{message}" if message[0] == ":" else message):
         read_csv(path, ("a", "b")).whole("a")
+
+
+def test_csv_with_a_cell_beyond_measure_is_refused_with_its_line(tmp_path):
+    (path := tmp_path / "t.csv").write_text("a,b\n1,2\n3," + "x" * 1001)
+    before = csv.field_size_limit(1000)  # traces raise the limit of the whole process
+    try:
+        with pytest.raises(SpecError, match=r"t\.csv:3: no CSV: field larger than field limit"):
+            read_csv(path)
+    finally:
+        csv.field_size_limit(before)
+
+
+def test_csv_with_a_byte_order_mark_or_unnamed_columns_is_read(tmp_path):
+    (path := tmp_path / "t.csv").write_text("\ufeffa,b,,\n1,2,3,4\n", encoding="utf-8")
+    assert read_csv(path, ("a", "b")).whole("a") == [1]
 
 
 @pytest.mark.parametrize(("tp", "bytes_per_token"), [(1, 4096), (4, 1024), (16, 512)])

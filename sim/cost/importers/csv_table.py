@@ -70,11 +70,17 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> CsvTable:
     Raises
     ------
     SpecError
-        If it cannot be read, is empty, has a row of another length, or lacks a required column.
+        If it cannot be read, is empty, has two columns of one name or a row of another length, or
+        lacks a required column.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
+        # A byte order mark, which spreadsheets write, is no part of the first column's name.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            try:
+                rows = list(reader)
+            except csv.Error as error:
+                raise SpecError(f"{path}:{reader.line_num}: no CSV: {error}") from error
     except OSError as error:
         raise SpecError(f"{path}: cannot read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -82,6 +88,9 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> CsvTable:
     if len(rows) < 2:
         raise SpecError(f"{path}: needs a header and at least one row")
     header, *body = rows
+    for name in header:
+        if name and header.count(name) > 1:
+            raise SpecError(f"{path}:1: there are several columns {name!r}")
     for line, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise SpecError(f"{path}:{line}: {len(row)} cells, the header has {len(header)}")
