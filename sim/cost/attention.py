@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -48,7 +49,7 @@ class AttentionGrid:
     Raises
     ------
     ValueError
-        If there is no point, or a time is not positive and finite.
+        If there is no point, one is there twice, or a time is not positive and finite.
 
     Notes
     -----
@@ -78,7 +79,10 @@ class AttentionGrid:
         for chunk, kv, n, context, value in zip(
             prefill_chunk, kv_prefill, num_decodes, kv_decode, times.tolist(), strict=True
         ):
-            cells.setdefault((chunk, n), {}).setdefault(kv, {})[context] = value
+            row = cells.setdefault((chunk, n), {}).setdefault(kv, {})
+            if context in row:
+                raise ValueError(f"point {(chunk, kv, n, context)} is there twice")
+            row[context] = value
         self._slices = {pair: _Slice(rows) for pair, rows in cells.items()}
         self._chunks = sorted({chunk for chunk, _ in cells})
         self._decodes = sorted({n for _, n in cells})
@@ -217,6 +221,11 @@ class Skew:
         False: a chunk that was not measured gets `default`, as in LLMServingSim, so nearly every
         step with prompts does. True: it gets the alpha of the nearest chunk that was measured.
 
+    Raises
+    ------
+    ValueError
+        If bounds do not rise.
+
     Notes
     -----
     ``attention = at(mean) + alpha * (at(largest) - at(mean))`` where the difference is positive.
@@ -232,6 +241,9 @@ class Skew:
     _chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for bounds in (self.decode_bins, self.rate_bins, self.context_bins, self.kv_bins):
+            if any(not a < b for a, b in pairwise(bounds)):
+                raise ValueError(f"skew: bounds of buckets must rise, got {list(bounds)}")
         chunks = tuple(sorted({cell[0] for cell in self.cells if cell[0]}))
         object.__setattr__(self, "_chunks", chunks)
 

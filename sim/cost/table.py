@@ -100,7 +100,10 @@ class TableCostModel(CostModel):
         self.source = source
         self.mismatches = list(mismatches)
         self.scheduling_overhead = measured_overhead(meta)
-        self._attention = profile.make_attention(reading.separate_prefills)
+        try:
+            self._attention = profile.make_attention(reading.separate_prefills)
+        except SpecError as error:
+            raise SpecError(f"{source}: {error}") from error
         self._attention_ns = profile.attention_calls * 1e3
         self._own = [curve for curve in profile.by_tokens if not curve.shared]
         self._shared = [curve for curve in profile.by_tokens if curve.shared]

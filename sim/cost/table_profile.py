@@ -239,7 +239,7 @@ def read_table(folder: Path) -> TableProfile:
         )
     except KeyError as error:
         raise SpecError(f"{path}: key {error} is missing") from error
-    except (SpecError, TypeError, ValueError, AttributeError) as error:
+    except (SpecError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise SpecError(f"{path}: {error}") from error
 
 
@@ -278,4 +278,6 @@ def _skew(data: Mapping[str, Any]) -> Skew:
         tuple(float(value) for value in data[key]) for key in _SKEW_BINS
     )
     cells = {tuple(int(v) for v in row[:5]): float(row[5]) for row in data["cells"]}
+    if len(cells) < len(data["cells"]):
+        raise SpecError("skew: cells has a bucket twice")
     return Skew(decodes, rates, contexts, kvs, cells, float(data["default"]))

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -47,6 +48,10 @@ PROFILE = TableProfile(
     attention_calls=3,
 )
 SKEW = Skew((2.0, 8.0), (0.5, 1.0), (100.0, 1e9), (0.0, 1e9), {(0, 0, 1, 0, 0): 0.5}, 0.1)
+SKEW_DATA = {
+    "decode_bins": [2, 8], "rate_bins": [0.5, 1], "context_bins": [100], "kv_bins": [],
+    "default": 0.1, "cells": [[0, 0, 1, 0, 0, 0.5]],
+}  # fmt: skip
 
 
 def model(**changes):
@@ -377,13 +382,27 @@ def test_profile_of_the_runs_sharing_of_experts_is_taken(tmp_path):
         ({"attention": {"us_per_pair": "1"}}, "us_per_pair must be a number, got '1'"),
         ({"attention": {"us_per_pair": [], "us_per_kv_token": 1}}, "us_per_pair must be a number"),
         ({"attention": {**GRID, "us": [0.0] * len(GRID["us"])}}, "positive"),
+        (
+            {"attention": {key: [*values, values[0]] for key, values in GRID.items()}},
+            r"point \(0, 0, 1, 16\) is there twice",
+        ),
+        (
+            {"skew": {**SKEW_DATA, "rate_bins": [3, 2, 1]}},
+            r"bounds of buckets must rise, got \[3.0, 2.0, 1.0\]",
+        ),
+        ({"skew": {**SKEW_DATA, "kv_bins": [1, 1]}}, "bounds of buckets must rise"),
+        (
+            {"skew": {**SKEW_DATA, "cells": [[0, 0, 1, 0, 0, 0.5], [0, 0, 1, 0, 0, 0.7]]}},
+            "skew: cells has a bucket twice",
+        ),
+        ({"skew": {**SKEW_DATA, "cells": [[0, 0]]}}, "index out of range"),
     ],
 )
 def test_broken_table_is_refused_with_its_name(tmp_path, change, told):
     write_table(tmp_path, META, PROFILE)
     path = tmp_path / "table.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=f"{re.escape(str(tmp_path))}.*{told}"):
         load_profile(tmp_path)
 
 
