@@ -1,5 +1,6 @@
 import csv
 import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -79,7 +80,7 @@ def bundle(root, config=None, meta=None, layers=None, tp=1):
     write_csv(
         tables / "attention.csv",
         ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"],
-        [(0, 0, 1, 16, 20), (0, 0, 1, 1024, 20)],
+        [(0, 0, 1, 16, 20), (0, 0, 1, 1024, 20), (16, 0, 0, 0, 20)],
     )
     return folder
 
@@ -148,27 +149,153 @@ def test_newer_attention_table_is_read_by_the_key_length_of_prefills(tmp_path):
 def test_attention_table_is_of_plain_attention_and_of_decodes_of_a_token(tmp_path):
     header = ["layer", "prefill_tokens", "prefill_key", "n_decode", "kv_decode", "decode_q_len"]
     rows = [
-        ("attention", 1, 1.5, 2, 3, 0, 10.5), ("mla_attention", 4, 2.5, 5, 6, 1, 20.5),
-        ("attn", 4, 2.5, 5, 6, 1, 20.5),
-        ("attention", 7, 3.5, 8, 9, 1, 30.5), ("attention", 10, 4.5, 11, 12, 2, 40.5),
+        ("attention", 1, 1.5, 0, 0, 0, 10.5), ("mla_attention", 4, 2.5, 5, 6, 1, 20.5),
+        ("attn", 4, 2.5, 5, 6, 1, 20.5), ("attention", 0, 0, 8, 9, 1, 30.5),
+        ("attention", 7, 3.5, 8, 9, 1, 40.5), ("attention", 10, 4.5, 11, 12, 2, 50.5),
     ]  # fmt: skip
     write_csv(tmp_path / "attention.csv", [*header, "time_us"], rows)
     assert _attention(tmp_path) == {
-        "prefill_chunk": [1, 7], "prefill_key": [1.5, 3.5], "num_decodes": [2, 8],
-        "kv_decode": [3, 9], "us": [10.5, 30.5],
+        "prefill_chunk": [1, 0, 7], "prefill_key": [1.5, 0, 3.5], "num_decodes": [0, 8, 8],
+        "kv_decode": [0, 9, 9], "us": [10.5, 30.5, 40.5],
     }  # fmt: skip
     both = ["prefill_chunk", "kv_prefill", "prefill_tokens", "prefill_key", "n_decode", "kv_decode"]
-    write_csv(tmp_path / "attention.csv", [*both, "time_us"], [(1, 2, 3, 4.5, 5, 6, 7.5)])
+    mixed = [(1, 2, 3, 4.5, 0, 0, 7.5), (1, 2, 0, 0, 5, 6, 8.5)]
+    write_csv(tmp_path / "attention.csv", [*both, "time_us"], mixed)
     assert _attention(tmp_path) == {
-        "prefill_chunk": [3], "prefill_key": [4.5], "num_decodes": [5], "kv_decode": [6],
-        "us": [7.5],
+        "prefill_chunk": [3, 0], "prefill_key": [4.5, 0], "num_decodes": [0, 5],
+        "kv_decode": [0, 6], "us": [7.5, 8.5],
     }  # fmt: skip
     older = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
-    write_csv(tmp_path / "attention.csv", older, [(1, 2, 3, 4, 5.5), (6, 7, 8, 9, 10.5)])
+    write_csv(tmp_path / "attention.csv", older, [(1, 2, 0, 0, 5.5), (0, 0, 8, 9, 10.5)])
     assert _attention(tmp_path) == {
-        "prefill_chunk": [1, 6], "kv_prefill": [2, 7], "num_decodes": [3, 8], "kv_decode": [4, 9],
-        "us": [5.5, 10.5],
+        "prefill_chunk": [1, 0], "kv_prefill": [2, 0], "num_decodes": [0, 8],
+        "kv_decode": [0, 9], "us": [5.5, 10.5],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("0,0,1,16,800", r"csv:5: prefill_chunk 0, kv_prefill 0, num_decodes 1, kv_decode 16 is"),
+        ("0,0,1,16,20", r"csv:5: .* is there twice"),
+        ("0,0,1,32,0", r"csv:5: time_us must be above 0"),
+    ],
+)
+def test_attention_row_that_contradicts_another_or_takes_no_time_is_refused(tmp_path, more, told):
+    path = bundle(tmp_path)
+    with (path / "tp1/attention.csv").open("a") as file:
+        file.write(more + "\n")
+    with pytest.raises(SpecError, match=told):
+        import_bundle(path, Options())
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([(0, 0, 1, 16, 20), (0, 0, 2, 16, 20)], "no row of attention to prefills alone"),
+        ([(0, 0, 1, 16, 20), (16, 0, 2, 16, 20)], "no row of attention to prefills alone"),
+        ([(16, 0, 0, 0, 20), (16, 0, 2, 16, 20)], "no row of attention to decodes alone"),
+    ],
+)
+def test_attention_table_without_one_of_the_kinds_of_steps_is_refused(tmp_path, rows, told):
+    path = bundle(tmp_path)
+    header = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
+    write_csv(path / "tp1/attention.csv", header, rows)
+    with pytest.raises(SpecError, match=f"attention.csv: {told}"):
+        import_bundle(path, Options())
+    write_csv(path / "tp1/attention.csv", [*header, "layer"], [(*rows[0], "mla_attention")])
+    with pytest.raises(SpecError, match=r"attention\.csv: no row of attention"):
+        import_bundle(path, Options())
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "row"),
+    [("dense", "tokens", "act_fn,1,2"), ("per_sequence", "sequences", "lm_head,1,7")],
+)
+def test_layer_measured_twice_at_one_size_is_refused_with_file_and_line(tmp_path, name, key, row):
+    path = bundle(tmp_path)
+    with (path / f"tp1/{name}.csv").open("a") as file:
+        file.write(f"{row}\n{row}\n")
+    layer = row.partition(",")[0]
+    with pytest.raises(SpecError, match=rf"{name}\.csv:\d+: layer '{layer}' at {key} 1 is there"):
+        import_bundle(path, Options())
+
+
+def test_experts_measured_twice_at_one_size_are_refused_with_file_and_line(tmp_path):
+    path = bundle(tmp_path, config=EXPERTS)
+    rows = [(t, e, 10) for t in (1, 8) for e in (2, 8)]
+    write_csv(path / "tp1/moe.csv", ["tokens", "activated_experts", "time_us"], [*rows, (8, 2, 99)])
+    with pytest.raises(
+        SpecError, match=r"moe\.csv:6: tokens 8, activated_experts 2 is there twice"
+    ):
+        import_bundle(path, Options())
+
+
+NO_MLP = {part: names for part, names in LAYERS.items() if part != "mlp_dense"}
+ATTENTION = {"attn": {"full": {"pre_attn": ["attention"]}}}
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ({"sequence": ["a"]}, r"yaml:\d+: sequence must be a mapping, got \['a'\]"),
+        ({"sequence": "text"}, "sequence must be a mapping"),
+        ({"sequence": None}, "the layer list has no prologue, which tiny needs"),
+        ({"sequence": {**LAYERS, "prologue": 3}}, r"sequence\.prologue must be a list of names"),
+        ({"sequence": {**LAYERS, "prologue": [["a"]]}}, r"prologue must be a list of names"),
+        ({"sequence": {**LAYERS, "prologue": [1]}}, r"prologue must be a list of names"),
+        ({"sequence": {**LAYERS, "prologue": [None]}}, r"prologue must be a list of names"),
+        ({"sequence": {**LAYERS, "prologue": None}}, "yaml: the layer list has no prologue"),
+        ({"sequence": {**LAYERS, "post_attn": []}}, "the layer list has no post_attn"),
+        ({"sequence": {**LAYERS, "pre_attn": ["layernorm"]}}, r"yaml: the layer list has no atten"),
+        ({"sequence": NO_MLP}, "the layer list has no mlp_dense, which tiny needs"),
+        ({"sequence": {**LAYERS, 1: ["a"]}}, "unknown part '1'"),
+        ({"blocks": None}, "0 kinds of attention"),
+        ({"blocks": [1]}, "blocks must be a mapping"),
+        ({"blocks": {"attn": ["a"]}}, r"blocks\.attn must be a mapping"),
+        ({"blocks": {"attn": "text"}}, r"blocks\.attn must be a mapping"),
+        ({"blocks": {"attn": None}}, "0 kinds of attention"),
+        ({"blocks": {"attn": {1: {}, 2: {}}}}, r"2 kinds of attention \(1, 2\)"),
+        ({"blocks": {"attn": {"full": "x"}}}, r"blocks\.attn\.full must be a mapping"),
+        ({"blocks": {"attn": {"full": None}}}, "the layer list has no prologue"),
+        ({"blocks": {**ATTENTION, "mlp": [1]}}, r"blocks\.mlp must be a mapping"),
+        ({"blocks": {**ATTENTION, "mlp": {"dense": 3}}}, r"mlp\.dense must be a list of names"),
+        ({"blocks": ATTENTION, "shared": "x"}, "shared must be a mapping"),
+        ([1], "must hold a mapping"),
+    ],
+)
+def test_malformed_layer_list_is_refused_with_file_and_key(tmp_path, layers, told):
+    path = bundle(tmp_path, layers=layers)
+    with pytest.raises(SpecError, match=rf"qwen3\.architecture\.yaml.*{told.removeprefix('yaml')}"):
+        import_bundle(path, Options())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("skew_fit", "yes", r"yaml:\d+: skew_fit must be a mapping, got 'yes'"),
+        ("skew_fit", {"enabled": "false"}, r"skew_fit\.enabled must be true or false"),
+        ("skew_fit", {"enabled": 1}, r"skew_fit\.enabled must be true or false"),
+        ("gpu", float("nan"), "gpu must be a text, got nan"),
+        ("gpu", ["a"], "gpu must be a text"),
+        ("vllm_version", {"a": 1}, "vllm_version must be a text"),
+        ("profiled_at", True, "profiled_at must be a text"),
+        ("hardware", ["RTX4090"], "hardware must be a text"),
+        ("model", ["a"], "model must be a text"),
+        ("variant", ["a"], "variant must be a text"),
+        ("architecture", ["a"], "architecture must be a text"),
+    ],
+)
+def test_malformed_description_of_a_bundle_is_refused_with_file_and_key(tmp_path, key, value, told):
+    with pytest.raises(SpecError, match=f"meta.yaml.*{told.removeprefix('yaml')}"):
+        import_bundle(bundle(tmp_path, meta={key: value}), Options())
+
+
+def test_description_of_a_bundle_may_leave_out_what_is_only_told(tmp_path):
+    meta = {"variant": None, "gpu": None, "vllm_version": 0.19, "skew_fit": None}
+    found = import_bundle(bundle(tmp_path, meta=meta), Options()).meta
+    assert (found["dtype"], found["gpu"], found["vllm_version"]) == ("bf16", None, "0.19")
+    assert found["profiled_at"] == ""
 
 
 def test_tensor_parallel_bundle_adds_all_reduces_and_says_so(tmp_path):
@@ -449,6 +576,62 @@ def test_skew_without_one_of_its_axes_is_refused_by_that_name(tmp_path, gone):
         import_bundle(path, Options())
 
 
+def skewed_bundle(root, rows=((0, 0.1, "few", "few", "few", "few"),), per_tp=None, **axes):
+    known = {f"{name}_bins": [0, 2, 20] for name in SKEW_AXES}
+    known |= {f"{name}_labels": ["few", "many"] for name in SKEW_AXES}
+    fit = {"enabled": True, "bucket_axes": known | axes, "per_tp": per_tp}
+    path = bundle(root, meta={"skew_fit": fit})
+    header = ["pc", "alpha", *(f"{name}_label" for name in SKEW_AXES)]
+    write_csv(path / "tp1/skew_fit.csv", header, rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    "bins",
+    [None, 5, "abc", {"a": 1}, [], [1], [3, 2, 1], [1, 1, 2], [1, None, 3], ["a", "b", "c"],
+     [0, 1, float("nan")]],
+)  # fmt: skip
+def test_skew_bins_that_do_not_rise_are_refused_with_file_and_key(tmp_path, bins):
+    told = (
+        r"meta\.yaml:\d+: skew_fit\.bucket_axes\.kv_big_bins must be a list of two or more rising"
+    )
+    with pytest.raises(SpecError, match=told):
+        import_bundle(skewed_bundle(tmp_path, kv_big_bins=bins), Options())
+
+
+@pytest.mark.parametrize("labels", [None, 5, "few", ["few"], ["few", "few"], ["a", "b", "c"]])
+def test_skew_labels_that_are_not_one_a_bucket_are_refused_with_file_and_key(tmp_path, labels):
+    with pytest.raises(SpecError, match=r"meta\.yaml:\d+: skew_fit\.bucket_axes\.n_labels must be"):
+        import_bundle(skewed_bundle(tmp_path, n_labels=labels), Options())
+
+
+@pytest.mark.parametrize(
+    ("per_tp", "told"),
+    [
+        (5, r"skew_fit\.per_tp must be a mapping"),
+        (["a", "b"], r"skew_fit\.per_tp must be a mapping"),
+        ("abc", r"skew_fit\.per_tp must be a mapping"),
+        ({1: "abc"}, r"skew_fit\.per_tp\.1 must be a mapping"),
+        ({1: {"alpha_default": [1]}}, r"alpha_default must be a number, got \[1\]"),
+        ({1: {"alpha_default": "abc"}}, "alpha_default must be a number"),
+        ({1: {"alpha_default": float("nan")}}, "alpha_default must be a number"),
+    ],
+)
+def test_malformed_skew_of_other_steps_is_refused_with_file_and_key(tmp_path, per_tp, told):
+    with pytest.raises(SpecError, match=rf"meta\.yaml:\d+: .*{told}"):
+        import_bundle(skewed_bundle(tmp_path, per_tp=per_tp), Options())
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.7, "nan"])
+def test_skew_bucket_that_is_there_twice_is_refused_with_file_and_line(tmp_path, alpha):
+    bucket = ("few", "many", "few", "few")
+    path = skewed_bundle(
+        tmp_path, rows=[(0, 0.1, *bucket), (16, 0.1, *bucket), (0, alpha, *bucket)]
+    )
+    with pytest.raises(SpecError, match=r"skew_fit\.csv:4: pc 0 with few, many, few, few is there"):
+        import_bundle(path, Options())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("hardware", "tp", "has_skew"),
@@ -467,6 +650,25 @@ def test_published_bundles_import(tmp_path, hardware, tp, has_skew):
     shape = BatchShape(32, 32_000, 1000, rows_sampled=32, decode_context_min_tokens=1000)
     assert 8e6 < cost.step_ns(shape)[0] < 30e6
     assert not cost.outside(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["dense.csv", "per_sequence.csv", "attention.csv", "layers"])
+def test_published_error_is_only_of_the_tables_that_gave_it(tmp_path, file):
+    root = data_folder() / "vllm_ground_truth"
+    for folder in ("perf/RTX4090", "model_configs"):
+        shutil.copytree(root / folder, tmp_path / folder)
+    path = tmp_path / "perf/RTX4090/meta-llama/Llama-3.1-8B/bf16"
+    for table in (path / "tp1").glob("*.csv"):  # as a checkout on Windows has them
+        table.write_text("\n".join(table.read_text().splitlines()) + "\n", newline="\r\n")
+    assert "published_error" in import_bundle(path, Options()).meta
+    if file == "layers":
+        changed = tmp_path / "model_configs/llama.architecture.yaml"
+        changed.write_text(changed.read_text().replace("[o_proj, layernorm]", "[o_proj]"))
+    else:
+        lines = (path / "tp1" / file).read_text().splitlines()
+        (path / "tp1" / file).write_text("\n".join(lines[:-1]) + "\n")
+    assert "published_error" not in import_bundle(path, Options()).meta
 
 
 def vidur_rows(tmp_path, of_two=1, **changes):

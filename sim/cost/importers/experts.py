@@ -9,6 +9,7 @@ from pathlib import Path
 from schedlab.sim.cost.attention import line_us
 from schedlab.sim.cost.importers.csv_table import read_csv
 from schedlab.sim.cost.table_profile import Curve
+from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.model_shape import ModelShape
 
 _BYTES = 2.0  # activations are 16 bits wide
@@ -102,13 +103,20 @@ def expert_curves(
             "share of tokens and experts in that table"
         )
     grid: dict[int, dict[int, float]] = {}
-    for ep, tokens, experts, us in zip(
+    measured_rows = zip(
         degrees, table.whole("tokens", least=1), table.whole("activated_experts", least=0),
         table.numbers("time_us", least=0),
         strict=True,
-    ):  # fmt: skip
-        if ep == degree:
-            grid.setdefault(tokens, {})[experts] = us
+    )  # fmt: skip
+    for line, (ep, tokens, experts, us) in enumerate(measured_rows, start=2):
+        if ep != degree:
+            continue
+        row = grid.setdefault(tokens, {})
+        if experts in row:
+            raise SpecError(
+                f"{path}:{line}: tokens {tokens}, activated_experts {experts} is there twice"
+            )
+        row[experts] = us
     rows = [(sorted(row), [row[e] for e in sorted(row)]) for _, row in sorted(grid.items())]
     measured = sorted(grid)
     gathered = {max(t * shares // degree, 1) for t in measured}

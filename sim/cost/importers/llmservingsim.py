@@ -6,35 +6,35 @@ A bundle is ``perf/<HARDWARE>/<org>/<model>/<variant>/`` with meta.yaml and ``tp
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import compress, groupby
+from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from schedlab.sim.cost.attention import Skew
 from schedlab.sim.cost.importers.all_reduce import all_reduce_curve
 from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
 from schedlab.sim.cost.importers.experts import Sharing, expert_curves
 from schedlab.sim.cost.importers.imported import Imported
+from schedlab.sim.cost.importers.layer_list import layer_calls
+from schedlab.sim.cost.importers.skew_fit import read_skew
+from schedlab.sim.cost.importers.yaml_section import YamlSection, read_section
 from schedlab.sim.cost.table_profile import Curve, RingAllReduce, TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.gpus import canonical_gpu
 from schedlab.sim.hardware.model_shape import ModelShape
 from schedlab.sim.hardware.models import canonical_model, model
-from schedlab.sim.yaml_lines import read_yaml
 
 # Layers behind which tensor parallelism sums over devices.
 _REDUCED_LAYERS = ("o_proj", "down_proj", "moe")
-_SKEW_AXES = ("n", "skew_rate", "kv_big", "kp")
-_PUBLISHED_PERCENT = {
-    ("rtx-4090", "llama-3.1-8b", "bf16", 1): 0.45,
-    ("rtx-pro-6000", "llama-3.1-8b", "bf16", 1): 2.1,
+_PUBLISHED = {
+    ("rtx-4090", "llama-3.1-8b", "bf16", 1): (0.45, "9b26e3263fd775ab"),
+    ("rtx-pro-6000", "llama-3.1-8b", "bf16", 1): (2.1, "052c215e5f1e9b41"),
 }
-"""What LLMServingSim 2.0 published of its own predictions: hardware, model, variant, GPUs."""
-_SEQUENCE_PARTS = ("prologue", "pre_attn", "post_attn", "mlp_dense", "mlp_moe", "head")
+"""Per cent that LLMServingSim 2.0 published of its own predictions, by hardware, model, variant and
+GPUs, and the `_fingerprint` of the tables that gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +90,17 @@ def import_bundle(path: Path, options: Options) -> Imported:
     SpecError
         If a file is missing or malformed, or a layer of the list has no timings.
     """
-    meta = _mapping(path / "meta.yaml")
-    hardware, variant = _required(meta, "hardware", path), str(meta.get("variant", "bf16"))
+    meta = read_section(path / "meta.yaml")
+    hardware, variant = _required(meta, "hardware"), meta.text("variant") or "bf16"
     tp = options.tensor_parallel_size
     folder = path / f"tp{tp}"
     if not folder.is_dir():
         there = sorted(p.name for p in path.glob("tp*") if p.is_dir())
         raise SpecError(f"{path}: no folder tp{tp}; there are {', '.join(there) or 'none'}")
-    config_path = options.model_config or _near(path, f"model_configs/{meta.get('model')}.json")
-    shape = model(str(config_path)) if config_path else model(_required(meta, "model", path))
+    config_path = options.model_config or _near(path, f"model_configs/{meta.text('model')}.json")
+    shape = model(str(config_path)) if config_path else model(_required(meta, "model"))
     _check_sharing(options, shape)
-    layers = _layer_calls(_architecture(path, meta, options), shape)
+    layers = layer_calls(_architecture(path, meta, options), shape)
     assumptions: list[str] = []
     by_tokens = tuple(_dense(folder, layers, shape, options, assumptions))
     reduced = sum(calls for name, calls in layers.items() if name in _REDUCED_LAYERS)
@@ -121,12 +121,13 @@ def import_bundle(path: Path, options: Options) -> Imported:
             f"every layer take {options.link_latency_s * 1e6:g} us plus a ring at "
             f"{options.link_bytes_per_s / 1e9:g} GB/s: the bundle measures kernels of one rank only"
         )
+    skew = _skew(folder, meta, tp, options, assumptions)
     profile = TableProfile(
         by_tokens=by_tokens,
         by_requests=_per_sequence(folder, layers),
         attention=_attention(folder),
         attention_calls=int(layers["attention"]),
-        skew=_skew(folder, meta, tp, options, assumptions),
+        skew=skew,
         all_reduce=all_reduce,
     )
     return Imported(
@@ -139,10 +140,15 @@ def import_bundle(path: Path, options: Options) -> Imported:
             "data_parallel_size": options.data_parallel_size,
             "expert_parallel": options.expert_parallel,
             "source": "LLMServingSim",
-            **_published_error(canonical_gpu(hardware), shape.name, variant, tp),
-            "gpu": meta.get("gpu"),
-            "vllm_version": meta.get("vllm_version"),
-            "profiled_at": str(meta.get("profiled_at", "")),
+            **_published_error(
+                (canonical_gpu(hardware), canonical_model(shape.name), variant, tp),
+                folder,
+                layers,
+                has_skew=skew is not None,
+            ),
+            "gpu": meta.text("gpu"),
+            "vllm_version": meta.text("vllm_version"),
+            "profiled_at": meta.text("profiled_at") or "",
             "layers": {name: calls for name, calls in layers.items()},
         },
         assumptions=(
@@ -152,12 +158,22 @@ def import_bundle(path: Path, options: Options) -> Imported:
     )
 
 
-def _published_error(hardware: str, name: str, variant: str, workers: int) -> dict[str, str]:
-    percent = _PUBLISHED_PERCENT.get((hardware, canonical_model(name), variant, workers))
-    if percent is None:
+def _published_error(
+    of: tuple[str, str, str, int], folder: Path, layers: Mapping[str, float], *, has_skew: bool
+) -> dict[str, str]:
+    """Return what to say of a profile's error: nothing unless it is of these very tables."""
+    percent, fingerprint = _PUBLISHED.get(of, (0.0, ""))
+    if not fingerprint or _fingerprint(folder, layers, has_skew=has_skew) != fingerprint:
         return {}
     told = f"{percent:g} %, mean of 15 latencies of one recorded run, by LLMServingSim 2.0"
     return {"published_error": told}
+
+
+def _fingerprint(folder: Path, layers: Mapping[str, float], *, has_skew: bool) -> str:
+    """Return what differs between bundles as soon as a table or the list of layers does."""
+    names = ["dense.csv", "per_sequence.csv", "attention.csv", *["skew_fit.csv"] * has_skew]
+    texts = [(folder / name).read_text(encoding="utf-8-sig") for name in names]
+    return sha256("\n".join([*texts, repr(sorted(layers.items()))]).encode()).hexdigest()[:16]
 
 
 def read_link(path: Path) -> tuple[float, float]:
@@ -178,29 +194,9 @@ def read_link(path: Path) -> tuple[float, float]:
     return values[0] * 1e-9, values[1] * 1e9
 
 
-def _layer_calls(sequence: Mapping[str, Sequence[str]], shape: ModelShape) -> dict[str, float]:
-    """Return how often each layer runs in a step."""
-    calls: dict[str, float] = {}
-    mlps = {
-        "mlp_moe": shape.num_moe_layers,
-        "mlp_dense": shape.num_layers - shape.num_moe_layers,
-    }
-    for part, times in (
-        ("prologue", 1), ("pre_attn", shape.num_layers), ("post_attn", shape.num_layers),
-        *mlps.items(), ("head", 1),
-    ):  # fmt: skip
-        if part in mlps and times and not sequence.get(part):
-            raise SpecError(f"the layer list has no {part}, which {shape.name} needs")
-        for name in (sequence.get(part) or ()) if times else ():
-            calls[name] = calls.get(name, 0) + times
-    if "attention" not in calls:
-        raise SpecError("the layer list has no attention")
-    return calls
-
-
-def _architecture(path: Path, meta: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
-    """Return the layers of one step, by part."""
-    name = str(meta.get("architecture"))
+def _architecture(path: Path, meta: YamlSection, options: Options) -> Path:
+    """Return the file with the layers of a step."""
+    name = str(meta.text("architecture"))
     found = options.architecture or _near(
         path, f"model_configs/{name}.architecture.yaml", f"models/{name}.yaml"
     )
@@ -209,28 +205,7 @@ def _architecture(path: Path, meta: Mapping[str, Any], options: Options) -> dict
             f"{path}: no layer list of architecture {name!r} near the bundle "
             f"(model_configs/{name}.architecture.yaml or models/{name}.yaml); give --architecture"
         )
-    data = _mapping(found)
-    if "sequence" in data:
-        sequence = dict(data["sequence"])
-    elif "blocks" in data:
-        # The newer form: several kinds of attention blocks are possible, one is supported.
-        blocks, shared = data["blocks"], data.get("shared", {})
-        kinds = list(blocks.get("attn", {}))
-        if len(kinds) != 1:
-            raise SpecError(
-                f"{found}: {len(kinds)} kinds of attention ({', '.join(kinds)}); one is supported"
-            )
-        mlp = blocks.get("mlp", {})
-        sequence = {
-            **blocks["attn"][kinds[0]], **shared,
-            "mlp_dense": mlp.get("dense", []), "mlp_moe": mlp.get("moe", []),
-        }  # fmt: skip
-    else:
-        raise SpecError(f"{found}: key 'sequence' is missing")
-    for part in sequence:
-        if part not in _SEQUENCE_PARTS:
-            raise SpecError(f"{found}: unknown part {part!r}; {nearest(part, _SEQUENCE_PARTS)}")
-    return sequence
+    return found
 
 
 def _dense(
@@ -298,17 +273,21 @@ def _per_sequence(folder: Path, layers: Mapping[str, float]) -> tuple[Curve, ...
 
 
 def _by_layer(table: CsvTable, key: str) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    rows = sorted(
-        zip(
-            table.text("layer"),
-            table.whole(key, least=1),
-            table.numbers("time_us", least=0),
-            strict=True,
-        )
+    rows = zip(
+        table.text("layer"),
+        table.whole(key, least=1),
+        range(2, len(table) + 2),
+        table.numbers("time_us", least=0),
+        strict=True,
     )
     curves = {}
-    for name, group in groupby(rows, key=lambda row: row[0]):
-        _, at, us = zip(*group, strict=True)
+    for name, group in groupby(sorted(rows), key=lambda row: row[0]):
+        _, at, lines, us = zip(*group, strict=True)
+        for i in range(1, len(at)):
+            if at[i] == at[i - 1]:
+                raise SpecError(
+                    f"{table.path}:{lines[i]}: layer {name!r} at {key} {at[i]} is there twice"
+                )
         curves[name] = (at, us)
     return curves
 
@@ -334,46 +313,35 @@ def _attention(folder: Path) -> dict[str, list[float] | list[int]]:
         "kv_decode": table.whole("kv_decode", least=0),
         "us": table.numbers("time_us", least=0),
     }
-    return {key: list(compress(values, kept)) for key, values in columns.items()}
+    points: dict[tuple[float, ...], float] = {}
+    for line, (is_kept, *point, us) in enumerate(zip(kept, *columns.values(), strict=True), 2):
+        if not is_kept:
+            continue
+        if us == 0:
+            raise SpecError(f"{table.path}:{line}: time_us must be above 0")
+        if tuple(point) in points:
+            told = ", ".join(f"{key} {at:g}" for key, at in zip(columns, point, strict=False))
+            raise SpecError(f"{table.path}:{line}: {told} is there twice")
+        points[tuple(point)] = us
+    # Of what was not measured alone the other kind would stand in.
+    if not any(chunk and not n for chunk, _, n, _ in points):
+        raise SpecError(f"{table.path}: no row of attention to prefills alone")
+    if not any(n and not chunk for chunk, _, n, _ in points):
+        raise SpecError(f"{table.path}: no row of attention to decodes alone")
+    values = zip(*((*point, us) for point, us in points.items()), strict=True)
+    return {key: list(column) for key, column in zip(columns, values, strict=True)}
 
 
 def _skew(
-    folder: Path, meta: Mapping[str, Any], tp: int, options: Options, assumptions: list[str]
+    folder: Path, meta: YamlSection, tp: int, options: Options, assumptions: list[str]
 ) -> Skew | None:
     """Return the correction for unequal contexts, if meta.yaml enables it."""
-    fit = meta.get("skew_fit") or {}
-    enabled = bool(fit.get("enabled")) if options.use_skew is None else options.use_skew
-    if not enabled:
-        if (folder / "skew_fit.csv").is_file():
-            assumptions.append("skew_fit.csv is left unused, as meta.yaml says")
-        return None
-    axes = fit.get("bucket_axes") or {}
-    missing = [axis for axis in _SKEW_AXES if f"{axis}_bins" not in axes]
-    if missing:
-        raise SpecError(
-            f"{folder.parent / 'meta.yaml'}: skew_fit.bucket_axes has no {missing[0]}_bins: a "
-            "version of the correction that is not supported; --no-skew leaves it out"
-        )
-    table = read_csv(folder / "skew_fit.csv", ("pc", "alpha"))
-    labels = [{name: i for i, name in enumerate(axes[f"{axis}_labels"])} for axis in _SKEW_AXES]
-    columns = [table.text(f"{axis}_label") for axis in _SKEW_AXES]
-    alphas = table.numbers("alpha", allow_nan=True)
-    cells: dict[tuple[int, ...], float] = {}
-    for line, (pc, alpha, *names) in enumerate(
-        zip(table.whole("pc"), alphas, *columns, strict=True), start=2
-    ):
-        buckets = [known.get(name, -1) for known, name in zip(labels, names, strict=True)]
-        if -1 in buckets:
-            unknown = names[buckets.index(-1)]
-            raise SpecError(f"{table.path}:{line}: label {unknown!r} is not in meta.yaml")
-        if not math.isnan(alpha):
-            cells[(pc, *buckets)] = alpha
-    fits = {str(key): value for key, value in (fit.get("per_tp") or {}).items()}
-    per_tp = fits.get(str(tp)) or {}
-    decodes, rates, contexts, kvs = (
-        tuple(float(v) for v in axes[f"{axis}_bins"][1:]) for axis in _SKEW_AXES
-    )
-    return Skew(decodes, rates, contexts, kvs, cells, float(per_tp.get("alpha_default", 0.0)))
+    fit = meta.section("skew_fit")
+    if fit.truth("enabled") if options.use_skew is None else options.use_skew:
+        return read_skew(folder, fit, tp)
+    if (folder / "skew_fit.csv").is_file():
+        assumptions.append("skew_fit.csv is left unused, as meta.yaml says")
+    return None
 
 
 def _near(path: Path, *names: str) -> Path | None:
@@ -385,14 +353,8 @@ def _near(path: Path, *names: str) -> Path | None:
     return None
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    data = read_yaml(path).data
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: must hold a mapping")
-    return data
-
-
-def _required(meta: Mapping[str, Any], key: str, path: Path) -> str:
-    if not meta.get(key):
-        raise SpecError(f"{path / 'meta.yaml'}: key {key!r} is missing")
-    return str(meta[key])
+def _required(meta: YamlSection, key: str) -> str:
+    text = meta.text(key)
+    if not text:
+        raise SpecError(f"{meta.file}: key {key!r} is missing")
+    return text
