@@ -25,6 +25,8 @@ _QUANTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _NAMED = {"min": 0.0, "median": 0.5, "max": 1.0}
 _EXACT = 1e-6
 """Farther than this from a whole number of tokens is between two of them."""
+_ROUNDED = 0.01
+"""A mean may lie beyond what the quantiles tell by this share: files round each of them."""
 _LIKENESS = 0.85
 """A key so much like one that is known is taken for a slip of the pen, not for another key."""
 
@@ -189,7 +191,8 @@ _RUN_KEYS = (
     "id", "model", "hardware", *_COUNTS, *_SWITCHES, *_TEXTS, "gpu_memory_utilization", *_SHARED,
     _BEGIN, "load_type", "pp", "stages",
 )  # fmt: skip
-_DISTRIBUTIONS = ("prompt", "output", "ttft_s", "e2e_s")
+_LATENCIES = ("ttft_s", "e2e_s")
+_DISTRIBUTIONS = ("prompt", "output", *_LATENCIES)
 _STAGE_KEYS = (
     "rate", "duration_s", "succeeded", "failed", *_DISTRIBUTIONS, "requests_per_s",
     "output_tokens_per_s",
@@ -376,11 +379,15 @@ def _stage(row: _Object) -> Stage:
         num_requests = int(row.positive("rate") * row.positive("duration_s"))
     if num_requests < 1:
         raise row.error("succeeded", "no request was sent")
-    found = {key: _quantiles(row.child(key)) for key in _DISTRIBUTIONS}
+    found = {
+        key: _quantiles(row.child(key), must_be_positive=key in _LATENCIES)
+        for key in _DISTRIBUTIONS
+    }
     return Stage(row.positive("rate"), num_requests, failed, **found)
 
 
-def _quantiles(row: _Object) -> Quantiles:
+def _quantiles(row: _Object, *, must_be_positive: bool) -> Quantiles:
+    number = row.positive if must_be_positive else row.number
     points: dict[float, float] = {}
     for key in row.data:
         if key == "mean":
@@ -393,11 +400,16 @@ def _quantiles(row: _Object) -> Quantiles:
             raise row.error(key, "a quantile is between p0 and p100")
         if p in points:
             raise row.error(key, "is there twice")
-        points[p] = row.number(key)
+        points[p] = number(key)
     if len(points) < 2:
         raise row.error("", "needs two quantiles at least, e.g. median and p90")
     ordered = sorted(points.items())
     for (low, a), (high, b) in pairwise(ordered):
         if b < a:
             raise row.error("", f"quantiles fall from {a:g} at {low:g} to {b:g} at {high:g}")
-    return Quantiles(row.number("mean"), *zip(*ordered, strict=True))
+    mean = number("mean")
+    # A share 1 - p of the values is at least the quantile at p, and none is negative.
+    least, most = max((1 - p) * value for p, value in ordered), points.get(1.0, math.inf)
+    if not least * (1 - _ROUNDED) <= mean <= most * (1 + _ROUNDED):
+        raise row.error("mean", f"quantiles tell of {least:g} to {most:g}, got {mean:g}")
+    return Quantiles(mean, *zip(*ordered, strict=True))

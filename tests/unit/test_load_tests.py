@@ -137,11 +137,30 @@ def changed(path, value):
         (("stages", 0, "prompt", "p95"), 1, r"quantiles fall from 110 at 0.9 to 1 at 0.95"),
         (("stages", 0, "prompt", "p101"), 200, r"between p0 and p100"),
         (("stages", 0, "e2e_s", "mean"), "x", r"e2e_s.mean: must be a number"),
+        (
+            ("stages", 0, "ttft_s", "mean"),
+            0,
+            r"json:\d+: \[0\].stages\[0\].ttft_s.mean: must be > 0",
+        ),
+        (("stages", 0, "e2e_s", "min"), 0, r"stages\[0\].e2e_s.min: must be > 0"),
+        (("stages", 0, "prompt", "mean"), 80, r"prompt.mean: quantiles tell of 90 to 110, got 80"),
+        (("stages", 0, "prompt", "mean"), 120, r"prompt.mean: quantiles tell of 90 to 110, got 12"),
+        (
+            ("stages", 0, "prompt"),
+            {"mean": 10, "median": 559, "p90": 586},
+            r"prompt.mean: quantiles tell of 279.5 to inf, got 10",
+        ),
     ],
 )
 def test_broken_load_test_is_refused_at_its_line(tmp_path, path, value, told):
     with pytest.raises(TraceError, match=told):
         read_load_tests(written(tmp_path, changed(path, value)))
+
+
+def test_mean_of_a_load_test_may_be_rounded(tmp_path):
+    latencies = {"mean": 0.027, "min": 0.02704, "max": 0.02704}
+    stage = read_load_tests(written(tmp_path, changed(("stages", 0, "ttft_s"), latencies)))
+    assert stage["small"].stages[0].ttft_s.mean == 0.027
 
 
 def test_unknown_keys_of_a_load_test_are_ignored_and_told(tmp_path):
