@@ -283,6 +283,7 @@ def test_malformed_layer_list_is_refused_with_file_and_key(tmp_path, layers, tol
         ("hardware", ["RTX4090"], "hardware must be a text"),
         ("model", ["a"], "model must be a text"),
         ("variant", ["a"], "variant must be a text"),
+        ("variant", "foo-kv", "variant begins with no format: dtype 'foo' is unknown"),
         ("architecture", ["a"], "architecture must be a text"),
     ],
 )

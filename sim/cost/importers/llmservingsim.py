@@ -23,6 +23,7 @@ from schedlab.sim.cost.importers.yaml_section import YamlSection, read_section
 from schedlab.sim.cost.table_profile import Curve, RingAllReduce, TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
+from schedlab.sim.hardware.dtypes import dtype_name
 from schedlab.sim.hardware.gpus import canonical_gpu
 from schedlab.sim.hardware.model_shape import ModelShape
 from schedlab.sim.hardware.models import canonical_model, model
@@ -135,7 +136,7 @@ def import_bundle(path: Path, options: Options) -> Imported:
         meta={
             "model": shape.name,
             "hardware": hardware,
-            "dtype": variant.partition("-")[0],
+            "dtype": _dtype(meta, variant),
             "tensor_parallel_size": tp,
             "data_parallel_size": options.data_parallel_size,
             "expert_parallel": options.expert_parallel,
@@ -351,6 +352,14 @@ def _near(path: Path, *names: str) -> Path | None:
             if (folder / name).is_file():
                 return folder / name
     return None
+
+
+def _dtype(meta: YamlSection, variant: str) -> str:
+    """Return the format of a variant such as ``fp8-kvfp8``: that of the weights."""
+    try:
+        return dtype_name(variant.partition("-")[0])
+    except SpecError as error:
+        raise meta.error("variant", f"begins with no format: {error}") from error
 
 
 def _required(meta: YamlSection, key: str) -> str:
