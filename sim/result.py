@@ -13,7 +13,7 @@ import numpy as np
 
 from schedlab.sim.drive.frontend import Frontend
 from schedlab.sim.errors import SchedlabError, SpecError
-from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.files import write_text
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import (
     Value,
@@ -36,13 +36,12 @@ from schedlab.sim.record.saved_log import (
     write_table,
 )
 from schedlab.sim.record.sessions import has_sessions
+from schedlab.sim.result_head import SCHEMA, read_head
 from schedlab.sim.speculation.recording import Drafts, read_drafts, write_drafts
 from schedlab.sim.text import json_value
 
 Metrics = dict[str, float]
 """Flat and snake_case; counts are int. NaN where there is nothing to measure."""
-
-_SCHEMA = 1
 
 _COPIES = "copies", "copy_waits"
 _DRAFTS = "drafts.jsonl"
@@ -200,7 +199,7 @@ class RunResult:
         for key in _VLLM_LATENCIES:
             result[key] = metrics[key]
         ours: dict[str, object] = {
-            "schema": _SCHEMA,
+            "schema": SCHEMA,
             "name": self.name,
             "policy": self.policy,
             "kv_capacity_tokens": self.kv_capacity_tokens,
@@ -260,13 +259,7 @@ class RunResult:
         """
         folder = Path(folder)
         path = folder / "result.json"
-        ours = read_json_object(path).get("schedlab")
-        if not isinstance(ours, dict):
-            raise SchedlabError(f"{path}: not a schedlab result")
-        if ours.get("schema") != _SCHEMA:
-            raise SchedlabError(
-                f"{path}: result schema {ours.get('schema')!r}, this version reads {_SCHEMA}"
-            )
+        ours = read_head(path)
         table = folder / "requests.parquet"
         if not table.exists():
             raise SchedlabError(

@@ -15,6 +15,7 @@ from schedlab.experiments.results.tables import warnings
 from schedlab.experiments.specification.named_files import name_files
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.result_head import read_head
 from schedlab.sim.text import json_number
 from schedlab.sim.yaml_lines import dump_yaml
 
@@ -253,8 +254,4 @@ def _table_hash(columns: Columns) -> str:
 
 
 def _head(folder: Path) -> Mapping[str, Any]:
-    path = folder / "result.json"
-    head = read_json_object(path).get("schedlab")
-    if not isinstance(head, dict):
-        raise SchedlabError(f"{path}: not a schedlab result")
-    return head
+    return read_head(folder / "result.json")

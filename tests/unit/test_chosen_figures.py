@@ -168,7 +168,7 @@ def test_folders_are_one_sweep_and_what_one_does_not_sweep_is_read_from_its_poin
     ],
 )
 def test_result_that_does_not_tell_its_gpus_is_refused_by_name(tmp_path, spec, message):
-    head = {"schedlab": {"provenance": {"spec": spec}}}
+    head = {"schedlab": {"schema": 1, "provenance": {"spec": spec}}}
     (tmp_path / "result.json").write_text(json.dumps(head))
     run = PointMetrics("", {}, 0, "fcfs", {}, folder=tmp_path)
     with pytest.raises(SchedlabError, match=f"result.json: .*{message}"):
@@ -193,7 +193,7 @@ def test_result_that_does_not_tell_its_gpus_is_refused_by_name(tmp_path, spec, m
     ],
 )
 def test_gpus_of_a_result_are_those_of_all_stages(tmp_path, spec, expected):
-    head = {"schedlab": {"provenance": {"spec": spec}}}
+    head = {"schedlab": {"schema": 1, "provenance": {"spec": spec}}}
     (tmp_path / "result.json").write_text(json.dumps(head))
     assert num_gpus(PointMetrics("", {}, 0, "fcfs", {}, folder=tmp_path)) == expected
 
@@ -681,7 +681,7 @@ def folders_of(tmp_path, number):
             place = folder / policy
             place.mkdir(parents=True)
             spec = {"engine": {"block_size": 10 + one}, "seed": 0 if one else None}
-            head = {"schedlab": {"provenance": {"spec": spec}}}
+            head = {"schedlab": {"schema": 1, "provenance": {"spec": spec}}}
             (place / "result.json").write_text(json.dumps(head))
             settings = {"policy": policy} | ({"seed": "7"} if one == 0 else {})
             rows.append(Row(policy, policy, settings, 1, {}))

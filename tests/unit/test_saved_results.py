@@ -257,6 +257,16 @@ def test_result_with_an_impossible_number_is_refused_by_its_file(single, tmp_pat
         read_point(tmp_path / "r").load()
 
 
+@pytest.mark.parametrize("schema", [0, 99, None])
+def test_point_of_another_schema_is_refused_by_its_file(single, tmp_path, schema):
+    folder = shutil.copytree(single[1].folder, tmp_path / "point")
+    head = json.loads((folder / "result.json").read_text())
+    head["schedlab"]["schema"] = schema
+    (folder / "result.json").write_text(json.dumps(head))
+    with pytest.raises(SchedlabError, match=rf"result schema {schema}, this version reads 1"):
+        read_point(folder)
+
+
 @pytest.mark.parametrize("value", ["many", [1.0], {"a": 1}])
 def test_point_whose_metric_is_no_number_is_refused_by_its_folder(single, tmp_path, value):
     folder = shutil.copytree(single[1].folder, tmp_path / "point")
