@@ -26,6 +26,7 @@ from schedlab.policies.routers.router import Router
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object
+from schedlab.sim.user_modules import is_outdated, look_in
 from schedlab.traces.synthetic import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN4
     ----------
     experiment : str, Path, mapping or ExperimentSpec
         Its file, the name of one that comes with schedlab, or what a YAML would say. What a file
-        names as ``module:Class`` is found beside it from then on. A policy may be a class, or an
+        names as ``module:Class`` is found beside it, until another file is given, and imported
+        anew if it was edited since. A policy may be a class, or an
         object whose constructor's parameters are plain values; a router, a predictor or a cost
         model may be a class.
     **overrides
@@ -58,13 +60,14 @@ def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN4
     SpecError
         If anything is wrong; the message names the key and the nearest valid choice.
     """
-    changes = _changes(overrides)
     if isinstance(experiment, ExperimentSpec):
+        look_in(experiment.modules)
         experiment = experiment.to_data()
     if isinstance(experiment, Mapping):
-        return make_spec(_plain(experiment), changes)
+        find_own_modules()
+        return make_spec(_plain(experiment), _changes(overrides))
     find_own_modules(Path(experiment).absolute().parent)
-    return load_spec(experiment, changes)
+    return load_spec(experiment, _changes(overrides))
 
 
 def run(
@@ -140,11 +143,7 @@ def sweep(
     from schedlab.experiments.sweeps.sweep_all import sweep_all
 
     asked = spec(experiment, **overrides)
-    if _is_interactive(asked):
-        raise SpecError(
-            "sweep() keeps results by the source of a policy, which one that is defined in a "
-            "notebook has not: put it into a module of its own, or use run()"
-        )
+    _check_kept(asked, "sweep()", "use run()")
     with _workers([asked], jobs) as workers:
         check(sweep_all(asked, Store(Path(folder)), workers).failures)
     return load(folder)
@@ -179,6 +178,8 @@ def find(
     from schedlab.experiments.sweeps.store import Store
 
     asked = spec(experiment, **overrides)
+    if folder is not None:
+        _check_kept(asked, "find(folder=...)", "leave out the folder")
     with tempfile.TemporaryDirectory() as scratch, _workers([asked], jobs) as workers:
         store = Store(Path(folder or scratch), light=not needs_tables(asked))
         runs = Runs(store, workers)
@@ -275,7 +276,6 @@ def claims(
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.store import Store
 
-    find_own_modules(*(Path(file).absolute().parent for file in files))
     asked = load([Path(file) for file in files], _changes(overrides))
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -292,6 +292,7 @@ def load_claims(file: str | Path) -> Claims:
 
 def load(folder: str | Path) -> Results:
     """Return what `run`, `sweep` or the commands of these names wrote into a folder."""
+    find_own_modules()  # metrics of the user's, as they are now
     return Results(read_results(Path(folder)))
 
 
@@ -389,7 +390,13 @@ def _named(cls: type) -> dict[str, Any]:
             f"{cls.__qualname__}: a class inside a function or a class cannot be found by name; "
             "define it at the top of a module or notebook"
         )
-    path = {"name": f"{cls.__module__}:{cls.__name__}"}
+    name = f"{cls.__module__}:{cls.__name__}"
+    if is_outdated(cls):
+        raise SpecError(
+            f"{cls.__name__}: was imported before its module was changed, or from another folder: "
+            f"import it again, or name it {name!r}"
+        )
+    path = {"name": name}
     return path | {"label": cls.__name__} if issubclass(cls, Policy) else path
 
 
@@ -398,6 +405,15 @@ def _is_interactive(asked: ExperimentSpec) -> bool:
     from schedlab.experiments.running.point_hash import own_classes
 
     return any(path.startswith("__main__:") for path in own_classes(asked.to_data()))
+
+
+def _check_kept(asked: ExperimentSpec, what: str, instead: str) -> None:
+    """Raise SpecError of a class whose source is in no file: an edit would find old results."""
+    if _is_interactive(asked):
+        raise SpecError(
+            f"{what} keeps results by the source of a policy, which one that is defined in a "
+            f"notebook has not: put it into a module of its own, or {instead}"
+        )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
+from schedlab.sim.user_modules import import_own
 
 T = TypeVar("T")
 Named = TypeVar("Named", bound=Callable[..., Any])
@@ -260,7 +261,7 @@ def import_class(what: str, path: str, base: type[T]) -> type[T]:
     """
     module_name, _, class_name = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_own(module_name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -16,12 +16,14 @@ from schedlab.experiments.specification.claim_settings import varied_spec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.statistics import compared
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SpecError
+from schedlab.sim.user_modules import look_in
 from schedlab.sim.yaml_lines import read_yaml
 
 VERDICTS = (
@@ -139,10 +141,13 @@ def load_claims(
         If a file is wrong, or has no claim.
     """
     files = [experiment_file(path) for path in paths or shipped("policies")]
-    loaded = [(path, load_spec(path, changes or {})) for path in files]
-    for path, spec in loaded:
+    loaded = []
+    for path in files:
+        find_own_modules(path.absolute().parent)
+        spec = load_spec(path, changes or {})
         if spec.claim is None:
             raise SpecError(f"{path}: claim: is required here; see experiments/papers")
+        loaded.append((path, spec))
     return loaded
 
 
@@ -204,6 +209,7 @@ def examine(
         with tempfile.TemporaryDirectory() as scratch:
             here = Runs(Store(Path(scratch)), InProcess(raising=True))
             return examine(path, spec, here, only)
+    look_in(spec.modules)
     figures = [f for f in spec.claim.figures if only is None or f.name in only]
     measured, cost_models = _measured(spec, figures, runs)
     explained = []

@@ -10,7 +10,6 @@ import typer
 from schedlab.experiments.commands.experiment import Quiet
 from schedlab.experiments.commands.running import AllCores, Keep, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_table
-from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.sim.errors import SpecError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -53,7 +52,6 @@ def claims(
             print_table("claims", header, claims_page.claim_rows(quoted, findings))
         written = claims_page.write(quoted, findings, output) if output is not None else []
     else:
-        find_own_modules(*(path.absolute().parent for path in spec_files or []))
         loaded = load_claims(spec_files or shipped(page))
         workers = local_workers(jobs, [spec for _, spec in loaded])
         with opened_runs(keep, workers, quiet) as runs:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib.util
 import json
 import re
-import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,14 +12,13 @@ from pathlib import Path
 from schedlab.experiments.running.provenance import versions
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
+from schedlab.sim.user_modules import sources
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")
 # Of experiments only what reads a specification and runs it: the rest reads results.
 _COMPUTE_A_RESULT = (
     "sim", "policies", "traces", "experiments/running", "experiments/specification",
 )  # fmt: skip
-_OF_INSTALLED = {"site-packages", "dist-packages"}
 _MODULE_AND_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -39,7 +35,8 @@ def point_hash(spec: ExperimentSpec) -> str:
     str
         SHA-256 (hex) over `spec_hash` (every key, defaults included, but for the name; of files
         what they contain), `code_version`, the versions of Python, NumPy, SciPy and SimPy, and the
-        source of what is given as ``module:Class`` with the modules of their own they import.
+        source of what is given as ``module:Class`` with the modules of their own they import, as
+        they were loaded.
 
     Raises
     ------
@@ -55,7 +52,7 @@ def point_hash(spec: ExperimentSpec) -> str:
         "spec": spec_hash(spec),
         "code": code_version(with_gpu_backend=spec.backend != "sim"),
         "versions": versions(),
-        "own_modules": _own_modules(spec),
+        "own_modules": own_modules(spec),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -86,22 +83,14 @@ def code_version(with_gpu_backend: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
-    """Return the SHA-256 of each module outside this project of policy, reader and cost model."""
-    found: dict[str, str] = {}
+def own_modules(spec: ExperimentSpec) -> dict[str, str]:
+    """Return the SHA-256 of each module of the user's that a point names, or that those import."""
     cluster = None if spec.cluster is None else spec.cluster.model_dump()
     drafts = None if spec.engine.speculation is None else spec.engine.speculation.model_dump()
     chosen = spec.policy.model_dump(), spec.cost_model.model_dump()
     named = (*chosen, spec.workload.format, cluster, drafts)
-    todo = [text.partition(":")[0] for text in own_classes(named)]
-    while todo:
-        name = todo.pop()
-        if name in found or (path := _source(name)) is None:
-            continue
-        content = path.read_bytes()
-        found[name] = hashlib.sha256(content).hexdigest()
-        todo += _imports(content, name, is_package=path.name == "__init__.py")
-    return found
+    modules = [text.partition(":")[0] for text in own_classes(named)]
+    return {name: hashlib.sha256(text).hexdigest() for name, text in sources(modules).items()}
 
 
 def own_classes(value: object) -> Iterator[str]:
@@ -114,32 +103,3 @@ def own_classes(value: object) -> Iterator[str]:
             yield from own_classes(item)
     elif isinstance(value, str) and _MODULE_AND_CLASS.fullmatch(value):
         yield value
-
-
-def _source(name: str) -> Path | None:
-    """Return the file of a module that is neither installed nor part of this project."""
-    try:
-        found = importlib.util.find_spec(name)
-    except Exception:  # of packages above it, which are imported to look: any they like
-        return None
-    if found is None or found.origin is None or not found.origin.endswith(".py"):
-        return None
-    path = Path(found.origin).resolve()
-    if not _OF_INSTALLED.isdisjoint(path.parts):  # whoever installed it: with --user, or a .pth
-        return None
-    others = {Path(sysconfig.get_path("stdlib")), *(_ROOT / package for package in _PACKAGES)}
-    if any(path.is_relative_to(folder.resolve()) for folder in others):
-        return None
-    return path
-
-
-def _imports(source: bytes, module: str, is_package: bool) -> Iterator[str]:
-    package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            name = "." * node.level + (node.module or "")
-            base = importlib.util.resolve_name(name, package) if node.level else name
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
@@ -24,6 +25,7 @@ from schedlab.experiments.specification.policy import PolicySpec
 from schedlab.experiments.specification.search import FindField, MeasurementSpec, Tune
 from schedlab.experiments.specification.slo import SloTargets
 from schedlab.experiments.specification.workload import Workload
+from schedlab.sim.user_modules import Places, places
 
 _MAY_BE_EMPTY = ("sweep", "classes", "pools")
 
@@ -154,6 +156,15 @@ class ExperimentSpec(Section):
     claim: Claim | None = Field(
         default=None, description="What a paper says of it, for `schedlab claims`."
     )
+
+    @cached_property
+    def modules(self) -> Places:
+        """Where modules of the user's were looked for when this was made; not part of the data."""
+        return places()
+
+    def model_post_init(self, _context: object) -> None:
+        """Note where modules are looked for."""
+        _ = self.modules
 
     def to_data(self) -> Data:
         """Return the specification as plain data that loads back to an equal one.

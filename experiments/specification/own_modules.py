@@ -6,15 +6,24 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from schedlab.sim.user_modules import Places, look_in, places, refresh
 
-def find_own_modules(*folders: Path) -> None:
-    """Let ``module:Class`` name modules in the working directory and in some folders.
 
-    They are searched last: whatever such a folder holds, no package of ours, and none that is
-    installed, is taken from it.
+def find_own_modules(folder: Path | None = None) -> None:
+    """Let ``module:Class`` name modules of a folder and of the working directory, as they are now.
+
+    One that was edited since it was imported is imported anew, and so are those that import it.
+    The folder goes before any other modules of the user's, the working directory is searched last;
+    no package of ours, and none that is installed, is taken from either.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        The folder of an experiment, in place of that of the one before.
     """
-    known = set(sys.path)
-    sys.path += [place for place in map(str, (Path.cwd(), *folders)) if place not in known]
+    beside = places().beside if folder is None else str(folder)
+    look_in(Places(beside, str(Path.cwd())))
+    refresh()
 
 
 def taken_from_elsewhere(folder: Path, named: Iterable[str]) -> list[str]:

@@ -13,9 +13,15 @@ from typing import NamedTuple
 from schedlab.experiments.results.results_folder import replacing_folder
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.user_modules import look_in
 
 RequestsDone = Callable[[int, int], None]
 """Called now and then with the requests of a point that are done, and all of them."""
+
+_CHANGED = (
+    "the worker sees other sources, package versions or files than the sweep: they were changed "
+    "while it runs, or are not the same on both machines"
+)
 
 
 @dataclass(frozen=True)
@@ -110,21 +116,22 @@ def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
         If the point is invalid, its run ends with an error, or this worker is no equal.
     """
     from schedlab.experiments.results.point_folder import content_hash_of, write_point
-    from schedlab.experiments.running.point_hash import point_hash
+    from schedlab.experiments.running.point_hash import own_modules, point_hash
     from schedlab.experiments.running.run import run
     from schedlab.sim.cost.pricing import ExtrapolationWarning
 
+    look_in(job.spec.modules)
+    modules = own_modules(job.spec)
     if point_hash(job.spec) != job.content_hash:
-        raise SchedlabError(
-            "the worker sees other sources, package versions or files than the sweep: they were "
-            "changed while it runs, or are not the same on both machines"
-        )
+        raise SchedlabError(_CHANGED)
     begin = time.perf_counter()
     with warnings.catch_warnings():
         # The result itself says so, once; a worker would say it again in the midst of everything.
         warnings.simplefilter("ignore", ExtrapolationWarning)
         result = run(job.spec, progress)
     seconds = time.perf_counter() - begin
+    if own_modules(job.spec) != modules:  # which tells those that were not loaded before the run
+        raise SchedlabError(_CHANGED)
 
     def is_as_good(folder: Path) -> bool:
         return content_hash_of(folder, job.light) == job.content_hash

@@ -21,6 +21,7 @@ import numpy as np
 
 from schedlab.sim.construct import with_file
 from schedlab.sim.errors import SchedlabError, SpecError, nearest, told
+from schedlab.sim.user_modules import import_own
 
 if TYPE_CHECKING:
     from schedlab.sim.metrics.observation import Observation
@@ -298,7 +299,7 @@ def _own(path: str) -> Metric:
     """Return a function of somebody else's module as a metric."""
     module_name, _, function_name = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_own(module_name)
     except Exception as error:
         raise SpecError(
             f"metric {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"

@@ -551,7 +551,6 @@ def test_claims_are_examined_with_workers_for_them_shown_and_written(
     module = importlib.import_module("schedlab.experiments.commands.claims")
     monkeypatch.setattr(module, "local_workers", lambda jobs, specs: (jobs, specs))
     monkeypatch.setattr(module, "opened_runs", opened)
-    monkeypatch.setattr(module, "find_own_modules", noting("modules"))
     monkeypatch.setattr(module, "print_table", noting("table"))
     monkeypatch.chdir(tmp_path)
     options = ["--jobs", "3", "--keep", "kept"]
@@ -572,9 +571,8 @@ def test_claims_are_examined_with_workers_for_them_shown_and_written(
         found = ["spec a of a.yaml by runs", "spec b of b.yaml by runs"]
         header = ("system", "figure", "paper", "accepted", "measured [95 %]", "verdict")
         given = [Path("x/a.yaml"), Path("y/b.yaml")]
-        folders = [tmp_path / "x", tmp_path / "y"] if page == "files" else []
         expected = [
-            ("modules", *folders), ("load", given if page == "files" else f"shipped {page}"), runs,
+            ("load", given if page == "files" else f"shipped {page}"), runs,
             ("table", "claims", header, [("rows", *found)]),
             ("write", found, into, "policies" if page == "files" else page),
         ]  # fmt: skip

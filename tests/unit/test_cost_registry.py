@@ -9,6 +9,7 @@ import pytest
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.sim import cost
 from schedlab.sim.cost import registry
 from schedlab.sim.cost.fitted import FittedCostModel
@@ -191,6 +192,8 @@ def test_changed_source_of_an_own_cost_model_is_another_point(outside, tmp_path)
     assert point_hash(spec) == before
     path = tmp_path / "my_cost.py"
     path.write_text(path.read_text() + "# changed\n")
+    assert point_hash(spec) == before, "what was loaded"
+    find_own_modules()
     assert point_hash(spec) != before
 
 

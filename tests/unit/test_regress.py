@@ -331,21 +331,21 @@ def test_junit_and_markdown_say_what_the_exit_code_says(baselined, monkeypatch):
     assert "| chat | fcfs | mean_ttft_ms |" in summary.read_text()
 
 
-def test_module_in_the_working_directory_that_hides_the_one_of_the_matrix_is_told(
-    folder, monkeypatch, capsys
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_module_that_is_installed_and_hides_the_one_of_the_matrix_is_told(
+    folder, monkeypatch, capsys, is_installed
 ):
-    other = folder / "elsewhere"
+    other = folder / ("site-packages" if is_installed else "elsewhere")
     other.mkdir()
     write_policy(other)
     assert regress_command._matrix(folder).points
     assert capsys.readouterr() == ("", "")
-    sys.modules.pop("planted_policy")
     monkeypatch.chdir(other)
     monkeypatch.setattr(sys, "path", [*sys.path[:-1], str(other), str(folder)])
     regress_command._matrix(folder)
     mine = "planted_policy.py"
     told = f"module planted_policy is {other / mine}, which comes before {folder / mine}\n"
-    assert capsys.readouterr() == ("", told)
+    assert capsys.readouterr() == ("", told if is_installed else "")
 
 
 @pytest.mark.parametrize(

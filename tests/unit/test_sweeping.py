@@ -24,6 +24,7 @@ from schedlab.experiments.running import point_hash as point_hash_module
 from schedlab.experiments.running import run as run_module
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.experiments.sweeps import dry_run, jobs, workers
 from schedlab.experiments.sweeps.dry_run import describe_plan
 from schedlab.experiments.sweeps.runs import Runs
@@ -31,6 +32,7 @@ from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Plan, Shard, Swept, plan, sweep_all, swept_data
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.experiments.sweeps.workers import InProcess, Processes
+from schedlab.sim import user_modules
 from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.result import RunResult
 
@@ -368,6 +370,7 @@ def test_point_hash_follows_a_policy_and_the_modules_it_imports(tmp_path, monkey
     before = point_hash(mine)
     assert point_hash(mine) == before
     (tmp_path / "hashed_helper.py").write_text("N = 2\n")
+    find_own_modules()
     assert point_hash(mine) != before
 
 
@@ -392,6 +395,7 @@ def test_point_hash_leaves_out_what_is_installed_anywhere_and_what_cannot_be_loo
     assert point_hash(mine) == before
     with (tmp_path / "hashed_user.py").open("a") as own:
         own.write("N = 3\n")
+    find_own_modules()
     assert point_hash(mine) != before
 
 
@@ -628,11 +632,13 @@ def test_point_keeps_the_seconds_of_its_run_and_tells_those_with_writing(monkeyp
     monkeypatch.setattr(jobs, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(jobs, "replacing_folder", lambda folder, is_as_good: nullcontext(folder))
     monkeypatch.setattr(point_hash_module, "point_hash", lambda spec: "hash")
+    monkeypatch.setattr(point_hash_module, "own_modules", lambda spec: {})
     monkeypatch.setattr(run_module, "run", lambda spec, progress: "result")
     monkeypatch.setattr(point_folder, "write_point", lambda *given: kept.append(given))
-    job = SimpleNamespace(spec="spec", content_hash="hash", folder=tmp_path, light=True)
+    spec = SimpleNamespace(modules=user_modules.places())
+    job = SimpleNamespace(spec=spec, content_hash="hash", folder=tmp_path, light=True)
     assert jobs.run_point(job).seconds == 7.0
-    assert kept == [("result", "spec", tmp_path, "hash", 2.0, True)]
+    assert kept == [("result", spec, tmp_path, "hash", 2.0, True)]
 
 
 def test_worker_answers_every_job_with_the_path_it_was_given_until_nobody_asks(monkeypatch):

@@ -11,6 +11,7 @@ from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.sim.errors import SpecError, TraceError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/traces.md"
@@ -92,6 +93,7 @@ def test_format_of_no_such_name_names_the_nearest():
 def test_reader_of_a_module_is_part_of_a_result(module):
     before = point_hash(spec())
     module.write_text(module.read_text() + "\n# changed\n")
+    find_own_modules()
     assert point_hash(spec()) != before
 
 

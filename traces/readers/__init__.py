@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from schedlab.sim.construct import with_file
 from schedlab.sim.errors import SchedlabError, TraceError, nearest, told
+from schedlab.sim.user_modules import import_own
 from schedlab.traces.readers import (
     azure,
     bailian,
@@ -201,7 +201,7 @@ def reader_of(format: str) -> Reader:
         return READERS[format]
     module_name, _, name = format.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_own(module_name)
         reader = getattr(module, name, None)
     except Exception as error:  # a module of the user's may raise anything
         raise TraceError(
