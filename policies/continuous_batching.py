@@ -63,8 +63,9 @@ class ContinuousBatching(Policy):
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the waiting requests to admit, one after the other.
 
-        It is resumed only when the last one was admitted, so it can account for it. The first
-        that does not fit ends the admissions of the step.
+        It is resumed only when the last one was admitted, so it can account for it, or if the
+        step defers that one (`PlanBuilder.defers`). The first that does not fit ends the
+        admissions of the step.
         """
         for state in self.order(view):
             if self.hold(state, view):

@@ -116,8 +116,10 @@ class HyGen(Policy):
             num_decodes += num_offline
         if is_open and not builder.preempted:
             self._admit_offline(load, view, builder, floor)
-        next_is_offline = len(view.waiting) and self._is_offline(view.waiting.head)
-        could_admit = next_is_offline and builder.seats_left and builder.tokens_left > floor
+        could_admit = builder.seats_left and builder.tokens_left > floor
+        if could_admit:
+            head = next(iter(builder.undeferred(view.waiting)), None)
+            could_admit = head is not None and self._is_offline(head)
         if could_admit or num_decodes < len(view.running):
             return builder.build()
         if not offline:
@@ -162,7 +164,7 @@ class HyGen(Policy):
         """Admit new prompts, at the cost of offline requests; return whether none is left out."""
         if not all(self._is_offline(state) for state in builder.preempted):
             return False
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             if self._is_offline(state):
                 return True
             left = builder.tokens_left - floor
@@ -207,7 +209,7 @@ class HyGen(Policy):
         self, load: StepLoad, view: EngineView, builder: PlanBuilder, floor: int
     ) -> None:
         """Admit offline prompts within the budget."""
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             if not self._is_offline(state):
                 continue
             if not builder.seats_left or builder.tokens_left <= floor:

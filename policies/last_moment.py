@@ -164,7 +164,7 @@ def plan_at_last_moment(
         # Who was evicted in this step is back in the queue of the original, and does not fit: only
         # those before it in the order may take the memory it left.
         first_gone = min(map(place, gone)) if gone else None
-        for state in waiting:
+        for state in builder.undeferred(waiting):
             left = builder.tokens_left - floor
             overtakes = first_gone is not None and place(state) > first_gone
             if left < 1 or overtakes or not builder.grant(state, left):

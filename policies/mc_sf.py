@@ -67,7 +67,7 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
         for state in residents:
             peak.add(state.num_tokens + slack, self._remaining(state))
         alone = not residents
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             need = state.num_tokens + slack, self._remaining(state)
             if not alone and not peak.stays_within(*need, capacity):
                 return

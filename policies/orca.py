@@ -40,7 +40,7 @@ class Orca(ContinuousBatching):
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the whole prompt fits the step."""
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             whole = min(state.num_uncomputed_tokens, view.config.max_num_batched_tokens)
             if whole > builder.tokens_left:
                 return

@@ -105,7 +105,9 @@ class PastFuture(ContinuousBatching):
             yield from view.waiting
             return
         held = [self._used_tokens(state, view) for state in residents]
-        head = next(iter(view.waiting))
+        head = next(iter(builder.undeferred(view.waiting)), None)
+        if head is None:
+            return
         # Each of them will gain a token at least: no draw is needed to see that it is too much.
         if residents and sum(held) + self._used_tokens(head, view) + len(held) + 1 > capacity:
             return
@@ -118,7 +120,7 @@ class PastFuture(ContinuousBatching):
         remaining = np.empty((futures, len(used)))
         at = draw.random((futures, len(residents)))
         remaining[:, :-1] = self._draw_remaining(residents, view, past, at)
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             most = _most_tokens(state, view)
             ends = np.minimum(draw.choice(past, futures), most) if len(past) else most
             remaining[:, -1] = np.maximum(ends - state.num_output_tokens, 1.0)

@@ -55,7 +55,8 @@ class PrefillFirst(Policy):
         if not view.has_swapped:
             for state in view.prefilling:
                 builder.grant(state)
-            for state in view.waiting if prefill_at_ns <= view.now_ns else ():
+            waiting = view.waiting if prefill_at_ns <= view.now_ns else ()
+            for state in builder.undeferred(waiting):
                 if state.num_uncomputed_tokens > builder.tokens_left and builder.has_chunks:
                     break
                 if not builder.grant(state):

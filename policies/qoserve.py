@@ -184,7 +184,7 @@ class QoServe(Policy):
     ) -> None:
         chunk = None
         waiting = view.waiting if builder.residents_left and not builder.preempted else ()
-        for state in self._prompts(prefilling, waiting, view):
+        for state in builder.undeferred(self._prompts(prefilling, waiting, view)):
             if builder.residents_left < 1 and state.status is not RUNS:
                 continue  # it can have no seat, and holds up no prompt under way
             if chunk is None:

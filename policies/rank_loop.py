@@ -33,7 +33,7 @@ def grant_by_rank(
         `Policy.key`, and the time to ask it with.
     """
     residents = deque(sorted([_entry(state, key, now_ns) for state in running]))
-    waiting = iter(candidates)
+    waiting = iter(builder.undeferred(candidates))
     head = _next_entry(waiting, key, now_ns)
     while builder.rows_left and builder.tokens_left and (residents or head is not None):
         if head is not None and (not residents or head[0] < residents[0][0]):
@@ -71,7 +71,7 @@ def _grant_decodes(residents: deque[Entry], head: Entry | None, builder: PlanBui
 def _admit(state: RequestState, worse: deque[Entry], builder: PlanBuilder) -> bool:
     if builder.grant(state):
         return True
-    if not builder.fits_without([victim for _, victim in worse], state):
+    if builder.defers(state) or not builder.fits_without([victim for _, victim in worse], state):
         return False
     while worse:
         builder.preempt(worse.pop()[1])

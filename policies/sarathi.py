@@ -54,7 +54,7 @@ class Sarathi(Policy):
             builder.preempt(latest_arrival(builder))
         if builder.preempted:
             return builder.build()
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             granted = builder.grant(state, left) if left > 0 else 0
             if not granted:
                 break

@@ -150,7 +150,7 @@ class Scorpio(Policy):
         if builder.preempted or not waiting:
             return
         batch = VirtualBatch(view, self._credits)
-        for state in waiting:
+        for state in builder.undeferred(waiting):
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 return
             batch.add(state)

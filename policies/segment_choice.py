@@ -152,7 +152,7 @@ def grant_chosen(
         return False
     left = chosen.num_new
     if left > 0:
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             if not builder.grant(state):
                 break
             left -= 1

@@ -65,11 +65,9 @@ def plan_step(
                 break
         if fits and could_admit and len(view.waiting):
             candidates = view.waiting if is_plain else hooks.candidates(view, builder)
-            for state in candidates:
+            for state in builder.undeferred(candidates):
                 most = None if is_plain else hooks.chunk(state, view)
                 granted = builder.grant(state, most)
-                if not granted and builder.defers(state):
-                    continue
                 could_admit = builder.seats_left > 0 and builder.tokens_left > 0
                 if not (granted and could_admit):
                     break

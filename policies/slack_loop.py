@@ -144,7 +144,7 @@ def _grant_everyone(
     prompts: Iterable[RequestState] = view.waiting
     if view.prefilling:
         prompts = _by_slack(list(view.prefilling), prompts, deadlines.targets, builder)
-    for state in prompts:
+    for state in builder.undeferred(prompts):
         if not builder.grant(state):
             break
     return True
@@ -174,7 +174,7 @@ def _compute_prompts(
     elif under_way:
         prompts = _by_slack(under_way, prompts, deadlines.targets, builder)
     served: list[RequestState] = []
-    for state in prompts:
+    for state in builder.undeferred(prompts):
         if not (builder.tokens_left and builder.rows_left):
             break
         most = min(state.num_uncomputed_tokens, builder.tokens_left)

@@ -61,7 +61,7 @@ class TensorRTLLM(ContinuousBatching):
         if self.capacity_policy == "static_batch" and view.residents:
             return
         free = view.num_blocks - sum(declared_blocks(s, view) for s in view.residents)
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             free -= declared_blocks(state, view)
             if free < 0:
                 return

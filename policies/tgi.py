@@ -101,7 +101,7 @@ class TextGenerationInference(Policy):
             return ()
         prompt_tokens = self.max_batch_prefill_tokens
         batch: list[RequestState] = []
-        for state in fit_declared(view, self.max_batch_total_tokens):
+        for state in fit_declared(view, builder, self.max_batch_total_tokens):
             prompt_tokens -= state.num_uncomputed_tokens
             full = prompt_tokens < 0 or len(batch) == builder.seats_left
             if full and (running or batch):
@@ -112,15 +112,17 @@ class TextGenerationInference(Policy):
         return tuple(batch) if len(batch) >= least else ()
 
 
-def fit_declared(view: EngineView, most_tokens: int | None) -> Iterator[RequestState]:
+def fit_declared(
+    view: EngineView, builder: PlanBuilder, most_tokens: int | None
+) -> Iterator[RequestState]:
     """Yield who waits, in order of arrival, while all fit memory at their declared ends.
 
     The first is yielded whatever it declares where nobody holds memory.
 
     Parameters
     ----------
-    view : EngineView
-        Who holds memory and who waits.
+    view, builder : EngineView, PlanBuilder
+        Who holds memory and who waits, and the ledger.
     most_tokens : int, optional
         Tokens that all together may hold, if less than the whole KV cache.
     """
@@ -130,7 +132,7 @@ def fit_declared(view: EngineView, most_tokens: int | None) -> Iterator[RequestS
     residents = view.residents
     blocks -= sum(declared_blocks(state, view) for state in residents)
     alone = not residents
-    for state in view.waiting:
+    for state in builder.undeferred(view.waiting):
         blocks -= declared_blocks(state, view)
         if blocks < 0 and not alone:
             return

@@ -78,7 +78,7 @@ class TextGenerationInference3(Policy):
     def _admit(self, left: int, view: EngineView, builder: PlanBuilder) -> None:
         block_size = view.config.block_size
         left = -(-left // block_size) * block_size
-        for state in fit_declared(view, self.max_batch_total_tokens):
+        for state in fit_declared(view, builder, self.max_batch_total_tokens):
             granted = builder.grant(state, left) if left > 0 else 0
             if not granted:
                 return

@@ -114,7 +114,7 @@ class Wait(Policy):
         overdue = overdue_ns <= view.now_ns
         room = thresholds if starts and not (overdue or self.only_cap) else places
         room = [min(n, places) for n, places in zip(counts, room, strict=True)]
-        for state in view.waiting if any(room) else ():
+        for state in builder.undeferred(view.waiting) if any(room) else ():
             kind = types[state.id]
             if room[kind]:
                 if not builder.grant(state):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import index
 from typing import SupportsIndex, get_args
 
@@ -72,7 +72,6 @@ class StepLedger:
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
-        self._deferred: set[int] = set()
         self._has_entries = False  # whether anything may be in one of these
         self.reset(0)
 
@@ -123,8 +122,6 @@ class StepLedger:
             self._set_aside = []
         if self._loading:
             self._loading = {}
-        if self._deferred:
-            self._deferred = set()
 
     @property
     def seats_left(self) -> int:
@@ -275,7 +272,6 @@ class StepLedger:
                 return self._grant_load(state, NO_HIT, (), most)
             parts = self._tiers.find(state, hit)
             if self._tiers.found_awaited or self._are_coming(parts):
-                self._deferred.add(state.id)
                 return self._deny(state, "what it begins with is on its way for another request")
             if parts and self._can_keep(parts):
                 return self._grant_load(state, hit, parts, most)
@@ -310,12 +306,32 @@ class StepLedger:
         return n
 
     def defers(self, state: RequestState) -> bool:
-        """Whether a waiting request was denied only since what it begins with is being copied.
+        """Whether a waiting request is denied, room or not, as what it begins with is being copied.
 
-        It will find that in the cache, and others need not wait behind it (vLLM's
-        OffloadingConnector delays it in the same way).
+        It will find that in the cache: no memory made free helps it, and others need not wait
+        behind it (vLLM's OffloadingConnector delays it in the same way).
         """
-        return state.id in self._deferred
+        tiers = self._tiers
+        if tiers is None or not (tiers.coming or self._loading or tiers.follows_connector):
+            return False
+        if state.status is not WAITS or state.swapped or state.id in self._requests.holding:
+            return False
+        if self._admitted and state.id in self._admitted:
+            return False
+        parts = tiers.find(state, self._kv.lookup(state))
+        return tiers.found_awaited or self._are_coming(parts)
+
+    def undeferred(self, states: Iterable[RequestState]) -> Iterable[RequestState]:
+        """Pass over those of some requests, most often the queue, whom this step `defers`.
+
+        Each is looked at when it is asked for, so that what others were granted before counts.
+        """
+        return states if self._tiers is None else self._pass_deferred(states)
+
+    def _pass_deferred(self, states: Iterable[RequestState]) -> Iterator[RequestState]:
+        for state in states:
+            if not self.defers(state):
+                yield state
 
     def _are_coming(self, parts: Parts) -> bool:
         """Whether somebody loads any of these blocks already, or will by this very plan."""

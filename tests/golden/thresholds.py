@@ -116,6 +116,7 @@ def read_bound(_: str) -> dict[str, Any]:
 def futures(_: str) -> dict[str, Any]:
     """Count whom `past_future` lets in, by how much memory there is."""
     found = {}
+    builder = SimpleNamespace(undeferred=list)
     for name, past, lengths in (
         ("short past", [4.0, 4.0], ((9, 0), (5, 2))),
         ("long past", [20.0, 20.0], ((9, 3), (5, 4))),
@@ -137,7 +138,7 @@ def futures(_: str) -> dict[str, Any]:
                     residents=running, waiting=waiting, capacity_tokens=capacity,
                     config=SimpleNamespace(max_model_len=30, block_size=4),
                 )  # fmt: skip
-                counts.append(len(list(policy.candidates(view, None))))  # type: ignore[arg-type]
+                counts.append(len(list(policy.candidates(view, builder))))  # type: ignore[arg-type]
             steps = [
                 f"{20 + at}:{n}" for at, n in enumerate(counts) if not at or n != counts[at - 1]
             ]

@@ -96,14 +96,14 @@ def test_tier_adds_all_or_none_and_evicts_just_as_many_as_it_lacks():
     table.check()
 
 
-def evicting_work():
+def evicting_work(**keys):
     """Return a document, two that drive it out of the GPU, and the document once more."""
     other = tuple(range(100, 124))
     return [
-        arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
-        arrival(1, 100_000, 24 * BLOCK, 2, prefix_hash_ids=other),
-        arrival(2, 200_000, 24 * BLOCK, 2, prefix_hash_ids=tuple(n + 500 for n in other)),
-        arrival(3, 300_000, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+        arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT, **keys),
+        arrival(1, 100_000, 24 * BLOCK, 2, prefix_hash_ids=other, **keys),
+        arrival(2, 200_000, 24 * BLOCK, 2, prefix_hash_ids=tuple(n + 500 for n in other), **keys),
+        arrival(3, 300_000, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT, **keys),
     ]
 
 
@@ -191,6 +191,62 @@ def test_blocks_on_their_way_for_one_are_waited_for_and_not_loaded_twice(later_n
     # Who needs none of them runs meanwhile.
     assert requests["first_scheduled_ns"][5] == 300_000 + later_ns
     assert requests["first_scheduled_ns"][4] > 300_800
+
+
+IN_ORDER = {
+    "slai": {"order": "fcfs"},
+    "qoserve": {"alpha_ms_per_token": 0.0},
+    "wait": {"output_edges": [9], "total_limit": 12, "only_cap": True},
+    "nested_wait": {"output_edges": [9], "total_limit": 12, "max_wait_s": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fair_batching", "fastserve", "hygen", "mc_sf", "orca", "past_future", "prefill_first"),
+        *("sarathi", "scorpio", "srtf", "tensorrt_llm", "tgi", "tgi3", *IN_ORDER),
+    ],
+)
+def test_who_waits_for_blocks_on_their_way_for_another_holds_up_nobody(name):
+    told = {"predicted_tokens": 5.0, "max_tokens": 5}
+    work = [
+        *evicting_work(**told),
+        arrival(4, 300_001, 32 * BLOCK, 1, prefix_hash_ids=DOCUMENT, **told),
+        arrival(5, 300_002, BLOCK, 1, **told),
+    ]
+    limits = config(tier(load_bytes_per_s=GB / 100), max_model_len=640, kv_load="always")
+    log = run_laws(registry.make(name, **IN_ORDER.get(name, {})), work, limits)
+    assert [row["id"] for row in copies_of(log, is_load=1)] == [3]
+    first_ns = log.requests()["first_scheduled_ns"]
+    assert first_ns[5] == 300_002
+    assert first_ns[4] >= 380_000
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        *[(name, {}) for name in ("gittins", "hygen", "ltr", "program_srpt", "srtf", "trail")],
+        *[(name, {"first_quantum_s": 1e-6}) for name in ("atlas", "fastserve", "plas")],
+    ],
+)
+def test_nobody_gives_up_memory_for_who_waits_for_blocks_on_their_way_for_another(name, knobs):
+    work = [
+        *evicting_work(predicted_tokens=2.0)[:3],
+        arrival(3, 290_000, 2 * BLOCK, 60, priority=1, predicted_tokens=60.0),
+        arrival(4, 290_000, 2 * BLOCK, 60, priority=1, predicted_tokens=60.0),
+        *[
+            arrival(i, 300_000, 8 * BLOCK + 1, 2, prefix_hash_ids=DOCUMENT, predicted_tokens=2.0)
+            for i in (5, 6)
+        ],
+    ]
+    # The budget does not hold both prompts, so that not everybody can be served at once.
+    limits = config(
+        tier(load_bytes_per_s=GB / 100), kv_load="always", max_num_batched_tokens=9 * BLOCK
+    )
+    log = run_laws(registry.make(name, **knobs), work, limits)
+    assert [row["id"] for row in copies_of(log, is_load=1)] == [5]
+    assert log.requests()["num_preemptions"].sum() == 0
 
 
 def swapping(tiers, policy="srtf", **knobs):
