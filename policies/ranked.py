@@ -19,8 +19,9 @@ class Ranked(Policy):
     it: a change of places evicts only where blocks run short, or the seats if
     `max_num_resident` sets any. A waiting request that outranks running ones takes their memory,
     from the worst ranked upwards, if that makes enough room for all of it; otherwise nobody behind
-    it is admitted. Memory reserved in contiguous ranges is never taken for another request: then
-    the rank orders admissions and tokens only.
+    it is admitted. A block that others hold as well makes no room, and whoever waits for what is
+    being loaded for another is passed over. Memory reserved in contiguous ranges is never taken for
+    another request: then the rank orders admissions and tokens only.
 
     Where everybody fits, waiting requests included, the rank decides nothing and nobody is ranked.
     Any other decision sorts the running requests, O(n log n) in the batch; the queue is sorted.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.sim.kv.ledger import Mark
@@ -69,7 +72,7 @@ class Blocks:
     def lookup(self, state: RequestState) -> VllmHit:
         """Ask vLLM's prefix cache."""
         found, tokens = self._manager.get_computed_blocks(self._requests.vllm_request(state))[:2]
-        in_use = sum(block.ref_cnt > 0 for group in found.blocks for block in group)
+        in_use = sum(block.ref_cnt > 0 for block in _listed(found))
         return VllmHit(tokens, in_use, found)
 
     def new_blocks_of(self, state: RequestState, num_tokens: int) -> int:
@@ -121,6 +124,34 @@ class Blocks:
         self.new_blocks.pop(self._requests.vllm_request(state).request_id, None)
         self._requests.evict(state)
 
+    def fits_without(
+        self, victims: Iterable[RequestState], state: RequestState, keep_free_blocks: int
+    ) -> bool:
+        """Whether all of a waiting request would fit, were `victims` to give up what they hold.
+
+        A block becomes free if all who hold it are among them; those that others hold of what the
+        request begins with need not be.
+        """
+        requests, room = self._requests, self.free_blocks - keep_free_blocks
+        need = self.blocks_to_hold(state.request, state.num_tokens)
+        if not requests.config.enable_prefix_caching:
+            held = [victim.num_computed_tokens + victim.spare_tokens for victim in victims]
+            return need <= room + sum([-(-tokens // self.block_size) for tokens in held])
+        holders: Counter[int] = Counter()
+        for victim in victims:
+            name = requests.vllm_request(victim).request_id
+            for block in _listed(self._manager.get_blocks(name)):
+                holders[block.block_id] += 1
+                room += holders[block.block_id] == block.ref_cnt
+        for block in _listed(self.lookup(state).blocks):
+            need -= block.ref_cnt > holders[block.block_id]
+        return need <= room
+
     def blocks_to_hold(self, request: Request, num_tokens: int) -> int:
         """Count the blocks that a request with `num_tokens` in the cache holds."""
         return -(-num_tokens // self.block_size)
+
+
+def _listed(blocks: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Iterate over vLLM's KVCacheBlocks."""
+    return chain.from_iterable(blocks.blocks)

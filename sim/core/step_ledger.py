@@ -629,18 +629,14 @@ class StepLedger:
     def fits_without(self, victims: Iterable[RequestState], state: RequestState) -> bool:
         """Whether all of a waiting request would fit if `victims` lost their memory.
 
-        Never where memory is reserved in contiguous ranges: theirs need not be next to each other.
+        Blocks of a prefix that others hold as well do not become free, nor need they be free for
+        the request. Whom the step `defers` it does not tell apart: ask that before. Never where
+        memory is reserved in contiguous ranges: theirs need not be next to each other.
         """
         config = self._config
-        if config.kv_allocator != "paged":
-            return False
         if not config.enable_chunked_prefill and state.num_uncomputed_tokens > self.tokens_left:
             return False
-        size = config.block_size
-        room = self._kv.free_blocks - config.watermark_blocks
-        for victim in victims:
-            room += -(-(victim.num_computed_tokens + victim.spare_tokens) // size)
-        return -(-state.num_tokens // size) <= room
+        return self._kv.fits_without(victims, state, config.watermark_blocks)
 
     def _num_blocks(self, state: RequestState) -> int:
         """Return how many blocks hold what is computed of a request."""

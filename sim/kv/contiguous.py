@@ -101,6 +101,12 @@ class ContiguousKVCache(KVCacheManager):
         """Take the same as `allocate`."""
         return self.allocate(state, num_tokens, keep_free_blocks, hit)
 
+    def fits_without(
+        self, victims: Iterable[RequestState], state: RequestState, keep_free_blocks: int
+    ) -> bool:
+        """Return False: what they hold need not be next to each other."""
+        return False
+
     def blocks_before_eviction(self) -> int:
         """Return the free blocks: no content is lost with them."""
         return self.free_blocks

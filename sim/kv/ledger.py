@@ -140,6 +140,12 @@ class KVCacheManager:
         """
         raise NotImplementedError
 
+    def fits_without(
+        self, victims: Iterable[RequestState], state: RequestState, keep_free_blocks: int
+    ) -> bool:
+        """Whether all of a waiting request would fit, were `victims` to give up what they hold."""
+        raise NotImplementedError
+
     def blocks_before_eviction(self) -> int:
         """Count the blocks that can be taken before a cached one has to be."""
         raise NotImplementedError

@@ -82,6 +82,15 @@ class PagedKVCache(KVCacheManager):
         """Give back the blocks of the request's computed and granted tokens."""
         self.free_blocks -= -(state.num_computed_tokens + granted_tokens) // self.block_size
 
+    def fits_without(
+        self, victims: Iterable[RequestState], state: RequestState, keep_free_blocks: int
+    ) -> bool:
+        """Whether all of a waiting request would fit, were `victims` to give up what they hold."""
+        size, room = self.block_size, self.free_blocks - keep_free_blocks
+        for victim in victims:
+            room += -(-(victim.num_computed_tokens + victim.spare_tokens) // size)
+        return -(-state.num_tokens // size) <= room
+
     def blocks_before_eviction(self) -> int:
         """Return the free blocks: no content is lost with them."""
         return self.free_blocks

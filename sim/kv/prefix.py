@@ -228,6 +228,28 @@ class PrefixCachingKVCache(PagedKVCache):
                     self._queue.append(run)
                     self.free_blocks += run.count
 
+    def fits_without(
+        self, victims: Iterable[RequestState], state: RequestState, keep_free_blocks: int
+    ) -> bool:
+        """Whether all of a waiting request would fit, were `victims` to give up what they hold.
+
+        A block becomes free if all who hold it are among them; those that others hold of what the
+        request begins with need not be.
+        """
+        size, room, ids = self.block_size, self.free_blocks - keep_free_blocks, set()
+        for victim in victims:
+            room += -(-(victim.num_computed_tokens + victim.spare_tokens) // size)
+            ids.add(victim.id)
+        need = -(-state.num_tokens // size)
+        hit = NO_HIT if state.swapped else self.lookup(state)
+        if hit.blocks_in_use:
+            need -= sum([count for run, _, count in hit.parts if not run.holders <= ids])
+        if need > room or not self.shared_tokens:
+            return need <= room
+        runs = {run for i in ids for run in self._held.get(i, ())}
+        room -= sum([self.num_named(i) for i in ids])
+        return need <= room + sum([run.count for run in runs if run.holders <= ids])
+
     def blocks_before_eviction(self) -> int:
         """Count the blocks that can be taken before a cached one has to be."""
         self._catch_up()

@@ -154,6 +154,39 @@ def require_same(acts, num_blocks):
         assert of_runs == named
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_request_fits_without_others_just_where_it_does_when_they_are_gone(seed):
+    draw, cache = Random(seed), PrefixCachingKVCache(40, 1)
+    answers, resident = Counter(), []
+    for i in range(200):
+        document, shared, own = 100 * draw.randrange(2), draw.randrange(12), draw.randrange(5)
+        other = 1_000 * draw.randrange(3, 6) + shared
+        ids = (*range(document, document + shared), *range(other, other + own))
+        state = state_of(i, ids, draw.randrange(1, 6))
+        cache.begin()
+        victims = draw.sample(resident, draw.randint(0, len(resident)))
+        keep = draw.randrange(3)
+        fits = cache.fits_without(victims, state, keep)
+        mark = cache.mark()
+        for victim in victims:
+            cache.release(victim, comes_back=True)
+        hit = cache.lookup(state)
+        assert cache.allocate(state, state.num_tokens - hit.tokens, keep, hit) is fits
+        answers[fits, bool(victims)] += 1
+        cache.restore(mark)
+        cache.check(resident)
+        hit = cache.lookup(state)
+        if cache.allocate(state, state.num_tokens - hit.tokens, hit=hit):
+            state._computed = state.num_tokens
+            resident.append(state)
+        elif resident:
+            gone = resident.pop(draw.randrange(len(resident)))
+            cache.release(gone)
+            gone._computed = 0
+    assert min(answers[fits, False] for fits in (True, False)) > 0
+    assert min(answers[fits, True] for fits in (True, False)) > 0
+
+
 @given(acts=acts(), num_blocks=st.integers(100, 300))
 def test_cache_of_runs_does_what_a_cache_of_blocks_does(acts, num_blocks):
     require_same(acts, num_blocks)

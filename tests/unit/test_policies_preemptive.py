@@ -92,6 +92,21 @@ def test_srtf_does_not_preempt_for_a_request_that_would_not_fit_even_then():
     assert log.requests()["num_preemptions"].sum() == 0
 
 
+def test_srtf_does_not_preempt_for_a_request_that_shared_blocks_make_no_room_for():
+    # 11 blocks of 4. All three hold the same 3, and 1 each: 5 are free. Request 3 needs 8, which
+    # 2 of the worse ranked would not give, as request 0 goes on with the 3 that they share.
+    shared = (1, 2, 3)
+    work = [
+        arrival(0, 0, prompt=14, output=8, predicted_tokens=8.0, prefix_hash_ids=shared),
+        arrival(1, 1_500, prompt=13, output=3, predicted_tokens=30.0, prefix_hash_ids=shared),
+        arrival(2, 1_500, prompt=13, output=3, predicted_tokens=30.0, prefix_hash_ids=shared),
+        arrival(3, 2_500, prompt=30, output=1, predicted_tokens=20.0),
+    ]
+    whole = limits(num_blocks=11, enable_prefix_caching=True, scheduler_reserve_full_isl=True)
+    got, log = batches("srtf", work, whole)
+    assert log.requests()["num_preemptions"].sum() == 0, got
+
+
 def test_srtf_starves_the_long_and_aged_sjf_does_not():
     work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 3.0})
     assert served("srtf", work)[-1] == 1

@@ -216,6 +216,32 @@ def test_request_that_does_not_fit_changes_nothing():
     kv.check([first])
 
 
+@pytest.mark.parametrize(
+    ("who", "names", "most_blocks"),
+    [
+        ((), (9,), 3),  # what is free
+        ((1,), (9,), 5),  # the shared beginning stays
+        ((1, 2), (9,), 7),  # it stays with the third
+        ((0, 1, 2), (9,), 12),  # counted once
+        ((1, 2), (1, 2, 3), 10),  # three are with the third, and need not be free
+        ((0, 1, 2), (1, 2, 3), 12),  # they have to be found room for like all others
+    ],
+)
+def test_room_that_victims_make_is_of_blocks_that_nobody_else_holds(who, names, most_blocks):
+    kv = PrefixCachingKVCache(12, BLOCK)
+    holders = [request(i, 5 * BLOCK, (1, 2, 3, 10 * i + 10, 10 * i + 11)) for i in range(3)]
+    for state in holders:
+        admit(kv, state)
+    victims = [holders[i] for i in who]
+    fit = [
+        kv.fits_without(victims, request(9, num_blocks * BLOCK, names), 0)
+        for num_blocks in range(1, 14)
+    ]
+    assert fit == [num_blocks <= most_blocks for num_blocks in range(1, 14)]
+    asked = request(8, most_blocks * BLOCK, names)
+    assert not kv.fits_without(victims, asked, 1)
+
+
 def test_prefix_caching_with_contiguous_memory_is_refused():
 
     with pytest.raises(ValueError, match="paged memory"):

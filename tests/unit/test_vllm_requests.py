@@ -46,8 +46,14 @@ class Manager:
         return f"blocks of {request.request_id}"
 
     def get_computed_blocks(self, request):
-        group = [SimpleNamespace(ref_cnt=count) for count in (2, 1, 0)]
+        group = [SimpleNamespace(block_id=i, ref_cnt=count) for i, count in enumerate((2, 1, 0))]
         return SimpleNamespace(blocks=[group]), 48
+
+    def get_blocks(self, name):
+        held = {"r0": (0, 1, 3), "r1": (0, 4)}[name]
+        counts = 2, 1, 0, 1, 1
+        group = [SimpleNamespace(block_id=i, ref_cnt=counts[i]) for i in held]
+        return SimpleNamespace(blocks=[group])
 
 
 class Sampled(SimpleNamespace):
@@ -61,7 +67,7 @@ class Sampled(SimpleNamespace):
         )  # fmt: skip
 
 
-def inside(*running, free_blocks=10):
+def inside(*running, free_blocks=10, **limits):
     """Return requests of a scheduler that knows and runs some, and that scheduler."""
     scheduler = SimpleNamespace(
         running=list(running), requests={r.request_id: r for r in running},
@@ -69,7 +75,7 @@ def inside(*running, free_blocks=10):
         get_request_counts=lambda: (len(running), 3),
     )  # fmt: skip
     evicted = []
-    config = EngineConfig(num_blocks=8, max_model_len=64)
+    config = EngineConfig(num_blocks=8, max_model_len=64, **limits)
     requests = Requests(scheduler, config, registry.make("fcfs"), evicted.append)
     for number, request in enumerate(running):
         state = requests.add(request, bare(request, number, 7), 9)
@@ -144,6 +150,29 @@ def test_blocks_of_vllm_are_asked_for_what_a_plan_grants():
     assert kv.new_blocks == {"r0": "blocks of r0"}
     kv.release(state)
     assert (kv.new_blocks, evicted) == ({}, [one])
+
+
+@pytest.mark.parametrize(
+    ("caches", "who", "most_tokens"),
+    [
+        # 5 are free. The first two of three cached blocks are held by both, and by r0 alone.
+        (True, (), 7 * 16),
+        (True, (0,), 8 * 16),  # blocks 1 and 3 come, and block 1 is needed
+        (True, (1,), 8 * 16),  # block 4 comes
+        (True, (0, 1), 9 * 16),  # all 4 come, and blocks 0 and 1 are needed
+        (False, (0, 1), 8 * 16),  # 20 and 10 tokens are counted, whatever is held
+    ],
+)
+def test_room_that_victims_make_is_of_blocks_that_nobody_else_holds(caches, who, most_tokens):
+    one, other = Sampled(0, computed=20), Sampled(1, computed=10)
+    requests, _, _ = inside(one, other, free_blocks=5, enable_prefix_caching=caches)
+    requests.look(50)
+    victims = [requests.running[i] for i in who]
+    for tokens, fits in ((most_tokens, True), (most_tokens + 1, False)):
+        sent = Sampled(9, prompt=tokens)
+        state = requests.add(sent, bare(sent, 9, tokens), 9)
+        assert requests.kv.fits_without(victims, state, 0) is fits
+        assert not requests.kv.fits_without(victims, state, 1)
 
 
 @pytest.mark.parametrize(("keep", "fits"), [(2, True), (3, False)])
