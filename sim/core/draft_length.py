@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from schedlab.sim.core.lifecycle import Lifecycle
@@ -10,6 +10,7 @@ from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import PolicyError
+from schedlab.sim.own_code import FAULTS, raised, short, whole
 from schedlab.sim.request import RequestState
 
 
@@ -118,23 +119,34 @@ class Drafting:
         if members:
             most = requests.config.num_speculative_tokens
             decoding = Decoding(now_ns, members, most, batch, self._estimate_ns)
-            chosen = self._length.choose(decoding)
-            self._check(chosen, len(members), most)
+            chosen = self._asked(decoding)
             for state, drafts in zip(members, chosen, strict=True):
                 assert isinstance(state, SpeculatingState)
                 if drafts != state.drafts:
                     state.drafts = drafts
                     requests.draft_anew(state, -1)
 
-    def _check(self, chosen: Sequence[int], count: int, most: int) -> None:
-        name = type(self._length).__name__
-        if len(chosen) != count:
-            raise PolicyError(
-                f"draft length {name}: chose {len(chosen)} lengths for {count} requests"
-            )
-        for drafts in chosen:
-            if not 0 <= drafts <= most:
+    def _asked(self, decoding: Decoding) -> list[int]:
+        """Ask for the lengths, and check the answer."""
+        name = f"draft length {type(self._length).__name__}: choose()"
+        count, most = len(decoding.requests), decoding.most
+        try:
+            # What a class of the user's returns may be anything; a generator is run by listing it.
+            answer: object = self._length.choose(decoding)
+            given = list(answer) if isinstance(answer, Iterable) else None
+        except FAULTS as error:
+            raise PolicyError(f"{name} raised {raised(error, type(self._length))}") from error
+        if given is None:
+            raise PolicyError(f"{name} returned {short(answer)}, which is no list of lengths")
+        if len(given) != count:
+            raise PolicyError(f"{name} returned {len(given)} lengths for {count} requests")
+        lengths = []
+        for drafts in given:
+            length = whole(drafts)
+            if length is None or not 0 <= length <= most:
                 raise PolicyError(
-                    f"draft length {name}: {drafts} tokens is not between 0 and "
-                    f"num_speculative_tokens ({most})"
+                    f"{name} returned {short(drafts)}, which is no whole number of tokens between "
+                    f"0 and num_speculative_tokens ({most})"
                 )
+            lengths.append(length)
+        return lengths

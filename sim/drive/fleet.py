@@ -20,7 +20,7 @@ from schedlab.sim.drive.offer import Offer
 from schedlab.sim.drive.pipelined_server import PipelinedServer
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import Retries, as_received
-from schedlab.sim.drive.router import Router, chosen
+from schedlab.sim.drive.router import Router, chosen, tell_gone
 from schedlab.sim.drive.server import Server
 from schedlab.sim.drive.sessions import open_source
 from schedlab.sim.kv.tier import SharedTier
@@ -234,7 +234,7 @@ class Fleet:
             member.server.stop()
             member.leave(self.now_ns, for_good=False)
             self._find_takers()
-            self._router.engine_is_gone(member.index)
+            tell_gone(self._router, member.index)
             for watcher in self.watchers:
                 left += watcher.died(member)
             left.sort(key=lambda state: (state.request.arrival_ns, state.id))

@@ -17,7 +17,7 @@ from schedlab.sim.drive.engine_state import note_sent
 from schedlab.sim.drive.links import Links, Moving
 from schedlab.sim.drive.members import Member, Role
 from schedlab.sim.drive.retries import as_received, catch_up
-from schedlab.sim.drive.router import Router, chosen
+from schedlab.sim.drive.router import Router, chosen, tell_gone
 from schedlab.sim.drive.server import Server
 from schedlab.sim.record.cluster_log import Transfer
 from schedlab.sim.request import RequestState
@@ -149,7 +149,7 @@ class Handover:
 
     def died(self, member: Member) -> list[RequestState]:
         """Give up what was held there, and choose anew for those that were to go on there."""
-        self._router.engine_is_gone(member.index)
+        tell_gone(self._router, member.index)
         lost = []
         for delivery in list(self._under_way.values()):
             if delivery.sender is member:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -19,6 +19,7 @@ from schedlab.sim.drive.links import Links, Moving
 from schedlab.sim.drive.members import Member
 from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError
+from schedlab.sim.own_code import FAULTS, raised, short, whole
 from schedlab.sim.record.cluster_log import Move
 from schedlab.sim.request import RUNS, RequestState
 
@@ -161,19 +162,49 @@ class Migration:
         migrator = self._plan.migrator
         what = f"migrator {type(migrator).__name__}: pairs()"
         try:
-            pairs = migrator.pairs(places)
-        except Exception as error:
-            raise PolicyError(f"{what} raised {type(error).__name__}: {error}") from error
-        for pair in pairs:
+            # What a migrator returns may be anything; a generator is run by listing it.
+            answer: object = migrator.pairs(places)
+            named = list(answer) if isinstance(answer, Iterable) else None
+        except FAULTS as error:
+            raise PolicyError(f"{what} raised {raised(error, type(migrator))}") from error
+        if named is None:
+            raise PolicyError(f"{what} returned {short(answer)}, which is no list of pairs")
+        pairs = []
+        for pair in named:
             is_pair = isinstance(pair, tuple) and len(pair) == 2
-            if not is_pair or not all(p in range(len(places)) for p in pair) or pair[0] == pair[1]:
+            source, target = map(whole, pair) if is_pair else (None, None)
+            if (
+                source is None
+                or target is None
+                or source == target
+                or not {source, target} <= set(range(len(places)))
+            ):
                 raise PolicyError(
-                    f"{what} named {pair!r}, which is no pair of different places 0 to "
+                    f"{what} named {short(pair)}, which is no pair of different places 0 to "
                     f"{len(places) - 1}"
                 )
-            if places[pair[1]].is_draining:
-                raise PolicyError(f"{what} named place {pair[1]} to go to, which drains")
+            if places[target].is_draining:
+                raise PolicyError(f"{what} named place {target} to go to, which drains")
+            pairs.append((source, target))
         return pairs
+
+    def _victim(self, decoding: Sequence[RequestState]) -> RequestState | None:
+        """Ask who moves, and check the answer; None if nobody is to."""
+        migrator = self._plan.migrator
+        what = f"migrator {type(migrator).__name__}: victim()"
+        try:
+            answer: object = migrator.victim(decoding)
+        except FAULTS as error:
+            raise PolicyError(f"{what} raised {raised(error, type(migrator))}") from error
+        if answer is None:
+            return None
+        place = whole(answer)
+        if place is None or not 0 <= place < len(decoding):
+            raise PolicyError(
+                f"{what} returned {short(answer)}, which is neither None nor a place 0 to "
+                f"{len(decoding) - 1}"
+            )
+        return decoding[place]
 
     # -- stages ------------------------------------------------------------------------------------
 
@@ -201,11 +232,10 @@ class Migration:
         ]
         if not decoding and source.engine.requests.in_pipeline:
             return  # some are back when the oldest batch is
-        place = self._plan.migrator.victim(decoding) if decoding else None
-        if place is None or not 0 <= place < len(decoding):
+        state = self._victim(decoding) if decoding else None
+        if state is None:
             self._drop(move)
             return
-        state = decoding[place]
         tokens = state.num_computed_tokens
         if not target.is_up or target.is_draining or not has_room(target, tokens):
             self._drop(move)

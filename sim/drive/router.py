@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.errors import PolicyError
+from schedlab.sim.own_code import FAULTS, raised, short, whole
 from schedlab.sim.request import Request
 
 
@@ -43,15 +44,21 @@ def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> i
         If it fails, or names no engine that is up.
     """
     try:
-        # What a router returns may be anything.
-        place: object = router.route(request, states)
-    except Exception as error:
+        # What a router returns may be anything; the compiled core must not check it here.
+        ask: Callable[[Request, Sequence[EngineState]], object] = router.route
+        answer = ask(request, states)
+    except FAULTS as error:
         raise PolicyError(
-            f"{_of(router, request)}: route() raised {type(error).__name__}: {error}"
+            f"{_of(router, request)}: route() raised {raised(error, type(router))}"
         ) from error
-    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(states):
+    place = whole(answer)
+    if place is None:
         raise PolicyError(
-            f"{_of(router, request)}: route() returned {place!r}, and there are engines 0 to "
+            f"{_of(router, request)}: route() returned {short(answer)}, which is no whole number"
+        )
+    if not 0 <= place < len(states):
+        raise PolicyError(
+            f"{_of(router, request)}: route() returned {short(place)}, and there are engines 0 to "
             f"{len(states) - 1}{_who(states)}"
         )
     each: Sequence[Any] = states  # which need not be more than their indices
@@ -59,7 +66,24 @@ def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> i
     return index
 
 
-def _who(states: Sequence[EngineState]) -> str:
+def tell_gone(router: Router, index: int) -> None:
+    """Tell a router that an engine died.
+
+    Raises
+    ------
+    PolicyError
+        If it fails.
+    """
+    try:
+        router.engine_is_gone(index)
+    except FAULTS as error:
+        raise PolicyError(
+            f"router {type(router).__name__}: engine_is_gone() of engine {index} raised "
+            f"{raised(error, type(router))}"
+        ) from error
+
+
+def _who(states: Sequence[Any]) -> str:
     indices = [state.index for state in states]
     if indices == list(range(len(indices))):
         return ""

@@ -11,6 +11,7 @@ import simpy
 from schedlab.sim.drive.clock import REPORTS
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.errors import PolicyError
+from schedlab.sim.own_code import FAULTS, raised, short, whole
 
 if TYPE_CHECKING:
     from schedlab.sim.drive.fleet import Fleet
@@ -94,13 +95,16 @@ def _scale(fleet: Fleet, plan: PoolScaling, role: Role) -> Generator[simpy.Event
 def _asked(autoscaler: Autoscaler, state: PoolState) -> int:
     what = f"autoscaler {type(autoscaler).__name__} at t = {state.now_s:.6f} s"
     try:
-        wanted: object = autoscaler.num_engines(state)
-    except Exception as error:
+        answer: object = autoscaler.num_engines(state)
+    except FAULTS as error:
         raise PolicyError(
-            f"{what}: num_engines() raised {type(error).__name__}: {error}"
+            f"{what}: num_engines() raised {raised(error, type(autoscaler))}"
         ) from error
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
-        raise PolicyError(f"{what}: num_engines() returned {wanted!r}, which is no number >= 0")
+    wanted = whole(answer)
+    if wanted is None or wanted < 0:
+        raise PolicyError(
+            f"{what}: num_engines() returned {short(answer)}, which is no whole number >= 0"
+        )
     return wanted
 
 

@@ -238,6 +238,21 @@ def test_router_is_never_offered_a_dead_engine_and_cannot_name_one():
         simulate(workload, Failures([Outage(0, 1)]), router=Second())
 
 
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("mixed", "decode", "decode")])
+def test_router_that_fails_when_an_engine_dies_is_its_fault(roles, monkeypatch):
+    class Fails(Router):
+        def route(self, request, engines):
+            return 0
+
+        def engine_is_gone(self, index):
+            raise ValueError("gone")
+
+    monkeypatch.setattr(routers, "make", lambda name: Fails())
+    said = r"router Fails: engine_is_gone\(\) of engine 0 raised ValueError: gone \(test_fleet_fail"
+    with pytest.raises(PolicyError, match=said):
+        simulate([arrival(0, 0, 20, 5)], Failures([Outage(0, 5_000)]), roles=roles)
+
+
 def test_straggler_takes_longer_for_steps_that_begin_while_it_is_slow():
     log = simulate(
         [arrival(0, 0, 20, 5)], Failures(slowdowns=[Slowdown(0, 1_500, 4_000, 3.0)]), ("mixed",)

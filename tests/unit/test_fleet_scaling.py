@@ -516,22 +516,24 @@ def test_fleet_may_grow_where_any_role_asked_for_is_that_of_any_pool_that_scales
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (True, r"returned True, which is no number >= 0"), (-1, "returned -1, which"),
+        (True, r"returned True, which is no whole number >= 0"), (-1, "returned -1, which"),
         (2.0, r"returned 2\.0, which"), (None, "returned None, which"),
-        (KeyError("x"), r"num_engines\(\) raised KeyError: 'x'"),
+        (KeyError("x"), r"num_engines\(\) raised KeyError: 'x' \(test_fleet_scaling\.py:\d+\)"),
+        (SystemExit(3), r"num_engines\(\) raised SystemExit: 3 \("),
     ],
 )  # fmt: skip
 def test_autoscaler_that_names_no_number_is_blamed_with_the_time(answer, message):
     class Odd:
         def num_engines(self, state):
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
 
     state = SimpleNamespace(now_s=1.25)
     with pytest.raises(PolicyError, match=rf"autoscaler Odd at t = 1\.250000 s: .*{message}"):
         scaling._asked(Odd(), state)
-    assert scaling._asked(SimpleNamespace(num_engines=lambda state: 0), state) == 0
+    for number in (0, np.int64(0)):
+        assert scaling._asked(SimpleNamespace(num_engines=lambda _, n=number: n), state) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab.sim.drive import migration
@@ -117,12 +118,10 @@ def test_request_that_got_a_token_since_it_last_moved_is_chosen_and_sent_whole(w
     assert not world.migration.is_moving
 
 
-@pytest.mark.parametrize(
-    "why", ["none", "below", "beyond", "down", "draining", "no room", "nobody", "in pipeline"]
-)
+@pytest.mark.parametrize("why", ["none", "down", "draining", "no room", "nobody", "in pipeline"])
 def test_move_is_given_up_where_nobody_is_chosen_or_the_target_takes_nobody(world, why):
     world.runs(5, 8), world.runs(6, 8)
-    world.victim = {"none": None, "below": -1, "beyond": 2}.get(why, 1)
+    world.victim = None if why == "none" else 1
     world.target.is_up = why != "down"
     world.target.is_draining = why == "draining"
     world.has_room = why != "no room"
@@ -264,6 +263,8 @@ def test_pair_is_made_of_engines_that_neither_send_nor_receive_yet(world):
         ((1, 1), r"named \(1, 1\), which is no pair"), ((0,), r"named \(0,\), which"),
         ([0, 1], r"named \[0, 1\], which"), ((-1, 0), r"named \(-1, 0\), which"),
         ((1, 0), "named place 0 to go to, which drains"),
+        ((0.0, 1.0), r"named \(0\.0, 1\.0\), which"), ((False, 1), r"named \(False, 1\), which"),
+        (7, "named 7, which is no pair"),
     ],
 )  # fmt: skip
 def test_pair_that_cannot_be_is_the_migrators_fault(world, pair, message):
@@ -271,5 +272,44 @@ def test_pair_that_cannot_be_is_the_migrators_fault(world, pair, message):
     places = [SimpleNamespace(is_draining=draining) for draining in (True, False)]
     with pytest.raises(PolicyError, match=f"migrator SimpleNamespace: .*{message}"):
         world.migration._asked(places)
-    world.pairs = [(0, 1)]
-    assert world.migration._asked(places) == [(0, 1)]
+    for world.pairs in ([(0, 1)], iter([(0, 1)]), ((np.int64(0), np.int8(1)),)):
+        assert world.migration._asked(places) == [(0, 1)], "also of a generator"
+
+
+@pytest.mark.parametrize("answer", [None, 5])
+def test_answer_that_is_no_list_of_pairs_is_the_migrators_fault(world, answer):
+    world.pairs = answer
+    with pytest.raises(
+        PolicyError, match=rf"pairs\(\) returned {answer}, which is no list of pairs"
+    ):
+        world.migration._asked([])
+
+
+@pytest.mark.parametrize("answer", [-1, 2, 0.0, True, "0", np.int64(2)])
+def test_victim_that_is_no_place_is_the_migrators_fault(world, answer):
+    decoding = [world.runs(5, 8), world.runs(6, 8)]
+    world.victim = answer
+    with pytest.raises(
+        PolicyError, match=r"victim\(\) returned .* neither None nor a place 0 to 1"
+    ):
+        world.migration._choose(world.move())
+    world.victim = np.int64(1)
+    assert world.migration._victim(decoding) is decoding[1]
+
+
+@pytest.mark.parametrize("hook", ["pairs", "victim"])
+@pytest.mark.parametrize("error", [ValueError("boo"), SystemExit("boo")], ids=repr)
+def test_hook_of_a_migrator_that_raises_is_told_with_its_line(world, hook, error):
+    class Raises:
+        def pairs(self, candidates):
+            raise error
+
+        victim = pairs
+
+    world.migration._plan = MigrationPlan(Raises(), every_ns=9)
+    world.runs(5, 8)
+    said = (
+        rf"migrator Raises: {hook}\(\) raised {type(error).__name__}: boo \(test_migration_st.*:\d"
+    )
+    with pytest.raises(PolicyError, match=said):
+        world.migration._asked([]) if hook == "pairs" else world.migration._choose(world.move())

@@ -461,10 +461,13 @@ class Chooses:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ((1,), "draft length Chooses: chose 1 lengths for 2 requests"),
-        ((1, 1, 1), "draft length Chooses: chose 3 lengths for 2 requests"),
-        ((2, 3), r"3 tokens is not between 0 and num_speculative_tokens \(2\)"),
-        ((-1, 2), r"-1 tokens is not between 0 and num_speculative_tokens \(2\)"),
+        ((1,), r"draft length Chooses: choose\(\) returned 1 lengths for 2 requests"),
+        ((1, 1, 1), r"draft length Chooses: choose\(\) returned 3 lengths for 2 requests"),
+        ((2, 3), r"returned 3, which .* between 0 and num_speculative_tokens \(2\)"),
+        ((-1, 2), r"returned -1, which .* between 0 and num_speculative_tokens \(2\)"),
+        ((1.0, 1.0), r"returned 1\.0, which is no whole number of tokens"),
+        ((None, None), "returned None, which is no whole number of tokens"),
+        (("2", "2"), "returned '2', which is no whole number of tokens"),
     ],
 )
 def test_draft_lengths_that_cannot_be_are_refused_by_name(chosen, message):
@@ -472,6 +475,44 @@ def test_draft_lengths_that_cannot_be_are_refused_by_name(chosen, message):
     work = [laws.arrival(i, 0, 10, 6) for i in range(2)]
     with pytest.raises(PolicyError, match=message):
         hand_run(config, work, length=Chooses(*chosen))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, r"choose\(\) returned None, which is no list of lengths"),
+        (2, r"choose\(\) returned 2, which is no list of lengths"),
+        (KeyError("x"), r"choose\(\) raised KeyError: 'x' \(test_speculation\.py:\d+\)"),
+        (SystemExit(3), r"choose\(\) raised SystemExit: 3 \(test_speculation\.py:\d+\)"),
+    ],
+    ids=repr,
+)
+def test_draft_length_that_fails_is_told_by_name_and_line(answer, message):
+    class Fails:
+        def choose(self, decoding):
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=2)
+    with pytest.raises(PolicyError, match=f"draft length Fails: {message}"):
+        hand_run(config, [laws.arrival(0, 0, 10, 6)], length=Fails())
+
+
+def test_draft_lengths_of_numpy_and_of_a_generator_are_those_of_a_list():
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=2)
+    work = [laws.arrival(i, 0, 10, 30) for i in range(2)]
+
+    class Of:
+        def __init__(self, kind):
+            self.kind = kind
+
+        def choose(self, decoding):
+            return self.kind(1 for _ in decoding.requests)
+
+    kinds = (list, iter, lambda values: np.array(list(values)))
+    logs = [hand_run(config, work, length=Of(kind)) for kind in kinds]
+    assert laws.signature(logs[0]) == laws.signature(logs[1]) == laws.signature(logs[2])
 
 
 @pytest.mark.parametrize("chosen", [(2, 0), (0, 0), (1, 2)])
