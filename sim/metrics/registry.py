@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_type_hints
 import numpy as np
 
 from schedlab.sim.construct import with_file
-from schedlab.sim.errors import SchedlabError, SpecError, nearest, told
+from schedlab.sim.errors import SchedlabError, SpecError, nearest
+from schedlab.sim.own_code import FAULTS, raised
 from schedlab.sim.user_modules import import_own
 
 if TYPE_CHECKING:
@@ -327,15 +328,17 @@ def _told(path: str, function: Function, run: Observation, **parameters: Value) 
         found: object = function(run, **parameters)
     except SchedlabError:
         raise
-    except Exception as error:
-        said = told(error, function.__module__)
-        raise SpecError(f"metric {path!r} raised {said}") from error
+    except FAULTS as error:
+        raise SpecError(f"metric {path!r} raised {raised(error, function)}") from error
     number = (
         found.item() if isinstance(found, np.ndarray | np.generic) and not found.ndim else found
     )
     if not isinstance(number, int | float):
         raise SpecError(f"metric {path!r} gives {' '.join(repr(found).split()):.60}, not a number")
-    return number
+    try:
+        return float(number)
+    except OverflowError:
+        raise SpecError(f"metric {path!r} gives a number that is too large") from None
 
 
 def _described(

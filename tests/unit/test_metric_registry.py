@@ -160,6 +160,8 @@ def test_own_metric_whose_module_fails_in_any_way_says_how(tmp_path, monkeypatch
         ("'fast'", " gives 'fast', not a number"),
         ("[1.0]", " gives [1.0], not a number"),
         ("1j", " gives 1j, not a number"),
+        ("10**400", " gives a number that is too large"),
+        ("exit(3)", " raised SystemExit: 3 (odd_metric.py:3)"),
         ("np.array([1.0, 2.0])", " gives array([1., 2.]), not a number"),
         ("np.arange(999)", " gives array([ 0, 1, 2, 3,"),
     ],

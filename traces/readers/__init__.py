@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from schedlab.sim.construct import with_file
-from schedlab.sim.errors import SchedlabError, TraceError, nearest, told
+from schedlab.sim.errors import SchedlabError, TraceError, nearest
+from schedlab.sim.own_code import FAULTS, raised
 from schedlab.sim.user_modules import import_own
 from schedlab.traces.readers import (
     azure,
@@ -122,9 +123,8 @@ def _looked_at(reader: Reader, path: Path, options: ReadOptions, format: str) ->
             yield chunk
     except SchedlabError:
         raise
-    except Exception as error:
-        said = told(error, format.partition(":")[0])
-        raise TraceError(f"trace format {format}: {said}") from error
+    except FAULTS as error:
+        raise TraceError(f"trace format {format}: {raised(error, reader.chunks)}") from error
 
 
 def read(
