@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
 from schedlab.policies.predictors import registry as predictors
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.own_code import FAULTS, raised, short
+from schedlab.sim.request import LARGEST
 from schedlab.sim.rng import stream
+from schedlab.sim.text import json_value
 from schedlab.traces.published import PUBLISHED
 from schedlab.traces.rank_correlation import kendall_tau
 from schedlab.traces.trace import Trace
@@ -83,16 +87,73 @@ def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
         application=trace.application,
         prompt=trace.prompt,
     )
-    predicted = _rounded(predictor.predict(inputs))
-    delay_s = predictor.delay_s(trace.require_arrivals())
+    predicted = _rounded(_numbers(predictor, "predict", len(trace), predictor.predict, inputs))
+    delay_s = _numbers(
+        predictor, "delay_s", len(trace), predictor.delay_s, trace.require_arrivals()
+    )
+    described = _described(predictor)
     provenance = {
         "predictor": chosen.name,
         **_agreement(predicted, trace.output_tokens),
-        **predictor.describe(),
+        **described,
         "mean_delay_s": float(delay_s.mean()),
-        "learned_from_this_trace": _learned_from(predictor, spec.workload.trace),
+        "learned_from_this_trace": _learned_from(described, spec.workload.trace),
     }
-    return Predictions(predicted, delay_s, provenance, predictor.refine(inputs))
+    refinements = _asked(predictor, "refine", predictor.refine, inputs)
+    return Predictions(predicted, delay_s, provenance, refinements)
+
+
+def _asked(
+    predictor: Predictor,
+    hook: str,
+    ask: Callable[..., Any],
+    *given: object,
+) -> Any:  # noqa: ANN401 - whatever it says
+    """Return what a predictor says when it is asked; blame it if it raises."""
+    try:
+        return ask(*given)
+    except SchedlabError:
+        raise
+    except FAULTS as error:
+        cls = type(predictor)
+        raise SpecError(
+            f"predictor {cls.__name__}: {hook}() raised {raised(error, cls)}"
+        ) from error
+
+
+def _numbers(
+    predictor: Predictor, hook: str, count: int, ask: Callable[..., Any], *given: object
+) -> Floats:
+    """Return what a predictor says of each request, if that is a number or NaN."""
+    found = _asked(predictor, hook, ask, *given)
+    name = f"predictor {type(predictor).__name__}: {hook}()"
+    try:
+        values = np.asarray(found)
+        numbers = values.astype(np.float64) if values.dtype.kind in "biufO" else None
+    except (TypeError, ValueError, OverflowError):
+        numbers = None
+    if numbers is None or numbers.ndim != 1 or len(numbers) != count:
+        raise SpecError(f"{name} returned {short(found)}, expected an array of {count} numbers")
+    wrong = np.flatnonzero(np.abs(numbers) > LARGEST)
+    if len(wrong):
+        raise SpecError(
+            f"{name} says {numbers[wrong[0]]} of request {wrong[0]}, which is no number of "
+            f"{-LARGEST:g} to {LARGEST:g}"
+        )
+    return numbers
+
+
+def _described(predictor: Predictor) -> dict[str, Any]:
+    """Return what a result says of a predictor, if JSON can hold it."""
+    found = _asked(predictor, "describe", predictor.describe)
+    name = f"predictor {type(predictor).__name__}: describe()"
+    try:
+        json.dumps(json_value(found), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"{name} gives {short(found)}, which JSON cannot hold: {error}") from error
+    if not isinstance(found, dict):
+        raise SpecError(f"{name} gives {short(found)}, expected a dict")
+    return found
 
 
 def _rounded(predicted: Floats) -> Floats:
@@ -111,9 +172,9 @@ def _agreement(predicted: Floats, output_tokens: npt.NDArray[np.int64]) -> dict[
     return {"kendall_tau": tau, "mean_absolute_error_tokens": float(error.mean())}
 
 
-def _learned_from(predictor: Predictor, trace: str | None) -> bool:
-    """Say whether the workload is the file that the predictor was trained on."""
-    learned = predictor.describe().get("data")
+def _learned_from(described: Mapping[str, Any], trace: str | None) -> bool:
+    """Say whether the workload is the file that a predictor was trained on."""
+    learned = described.get("data")
     if not isinstance(learned, dict) or trace is None:
         return False
     path = PUBLISHED[trace].path if trace in PUBLISHED else Path(trace)

@@ -12,6 +12,7 @@ import numpy as np
 from schedlab.policies.predictors import registry
 from schedlab.policies.predictors.predictor import PredictionInputs, Predictor
 from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.own_code import raised
 from schedlab.sim.request import LARGEST, SHORTEST_TARGET_MS, Request, Slo
 
 _NAMES = ("application", "session", "tenant")
@@ -83,7 +84,8 @@ class Arrivals:
             (predicted,) = predictor.predict(inputs)
             is_measure = math.fabs(predicted) <= LARGEST
         except Exception as error:
-            raise SpecError(f"predictor {name}: {type(error).__name__}: {error}") from error
+            said = raised(error, type(predictor))
+            raise SpecError(f"predictor {name}: {said}") from error
         if not is_measure:
             bounds = f"{-LARGEST:g} to {LARGEST:g}"
             raise SpecError(f"predictor {name} says {predicted}, which is no number of {bounds}")

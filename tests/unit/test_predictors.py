@@ -1,4 +1,5 @@
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,66 @@ def test_predictor_of_ones_own_is_named_by_module_and_class(tmp_path, monkeypatc
     assert result.provenance["prediction"]["predictor"] == "own_predictor:Twice"
     with pytest.raises(SpecError, match="no Predictor class 'Twcie'"):
         registry.predictor_class("own_predictor:Twcie")
+
+
+def run_predictor(tmp_path, monkeypatch, body, hook="predict(self, inputs)"):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "odd_predictor", raising=False)
+    (tmp_path / "odd_predictor.py").write_text(
+        "import numpy as np\n"
+        "from schedlab.policies.predictors.oracle import Oracle\n"
+        f"class Odd(Oracle):\n    def {hook}:\n        {body}\n"
+    )
+    named = {"name": "sjf", "predictor": "odd_predictor:Odd"}
+    return run(make_spec({"workload": {"trace": "fixed", "num_requests": 3}, "policy": named}))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return None", "predict() returned None, expected an array of 3 numbers"),
+        ("return 5", "predict() returned 5, expected an array of 3 numbers"),
+        ("return []", "predict() returned [], expected an array of 3 numbers"),
+        ("return [1, 2, 3, 4]", "predict() returned [1, 2, 3, 4], expected an array of 3 numbers"),
+        ("return [[1], [2], [3]]", "predict() returned [[1], [2], [3]], expected"),
+        ("return [[1], [2, 3], []]", "predict() returned [[1], [2, 3], []], expected"),
+        ("return ['1', '2', '3']", "predict() returned ['1', '2', '3'], expected"),
+        ("return [1, 2, 3j]", "predict() returned [1, 2, 3j], expected"),
+        ("return [1, 2, 10**400]", "expected an array of 3 numbers"),
+        ("yield 3", "predict() returned <generator object Odd.predict"),
+        ("return [1, np.inf, 3]", "predict() says inf of request 1, which is no number of -1e+15"),
+        ("raise ValueError('x')", "predict() raised ValueError: x (odd_predictor.py:5)"),
+        ("exit(3)", "predict() raised SystemExit: 3 (odd_predictor.py:5)"),
+    ],
+)
+def test_predictor_of_ones_own_that_gives_no_number_of_each_is_named(
+    tmp_path, monkeypatch, body, message
+):
+    with pytest.raises(SpecError) as caught:
+        run_predictor(tmp_path, monkeypatch, body)
+    assert str(caught.value).startswith("predictor Odd: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hook", "body", "message"),
+    [
+        ("describe(self)", "return 5", "describe() gives 5, expected a dict"),
+        ("describe(self)", "return {1: 1j}", "describe() gives {1: 1j}, which JSON cannot hold"),
+        ("describe(self)", "1 / 0", "describe() raised ZeroDivisionError: division by zero (odd_"),
+        ("delay_s(self, arrival_ns)", "return 1.0", "delay_s() returned 1.0, expected an array"),
+        ("refine(self, inputs)", "1 / 0", "refine() raised ZeroDivisionError"),
+    ],
+)
+def test_other_hook_of_a_predictor_that_fails_is_named(tmp_path, monkeypatch, hook, body, message):
+    with pytest.raises(SpecError) as caught:
+        run_predictor(tmp_path, monkeypatch, body, hook)
+    assert f"predictor Odd: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", ["return [3, 2, 1]", "return np.array([3, 2, 1], np.float32)"])
+def test_predictor_may_give_numbers_of_any_kind(tmp_path, monkeypatch, body):
+    assert run_predictor(tmp_path, monkeypatch, body).metrics()["completed"] == 3
 
 
 def test_constant_predicts_the_same_for_all():
