@@ -1,9 +1,7 @@
 """The errors a run can end with. Each message names who is at fault and what to do."""
 
 import difflib
-import os
 import re
-import traceback
 from collections.abc import Iterable
 
 MAX_LISTED = 40
@@ -62,24 +60,6 @@ def described(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def told(error: BaseException, module: str) -> str:
-    """Return what `described` does, with the last line of a module that it came by.
-
-    Parameters
-    ----------
-    error : BaseException
-        As it was caught.
-    module : str
-        The name of a module that somebody else wrote.
-    """
-    at = [
-        f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") == module
-    ]
-    return f"{described(error)} ({at[-1]})" if at else described(error)
 
 
 def look_alike(word: object, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
@@ -145,13 +146,20 @@ class CostModel(ABC):
         """Return what gives the same as `stations_ns`, and may do so without a detour."""
         return self.stations_ns
 
-    @abstractmethod
     def describe(self) -> dict[str, object]:
-        """Return what a result must say about this model.
+        """Return what a result must say about this model: what JSON can hold.
 
         Tables and pages show ``name``, ``model`` and ``hardware`` (of what the times are), and
-        ``calibration`` (by what; ``"UNCALIBRATED"`` if by nothing).
+        ``calibration`` (by what; ``"UNCALIBRATED"`` if by nothing). By default the path of the
+        class, and the parameters that its constructor stored under their names.
         """
+        cls = type(self)
+        stored = {
+            name: value
+            for name in inspect.signature(cls).parameters
+            if isinstance(value := getattr(self, name, None), str | int | float)
+        }
+        return {**stored, "name": f"{cls.__module__}:{cls.__qualname__}"}
 
     def outside(self, shape: BatchShape, k: int = 1) -> Mapping[str, Sequence[int]]:
         """Return which of `k` successive steps lie outside of what was measured.

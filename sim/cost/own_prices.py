@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
-from schedlab.sim.errors import SchedlabError, SpecError, told
+from schedlab.sim.cost.step_spread import StepSpread
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.own_code import FAULTS, is_ours, raised, short, whole
+from schedlab.sim.text import json_value
+
+_KINDS = {"scheduling_overhead": SchedulingOverhead, "step_spread": StepSpread}
 
 
 def is_own(cost_model: CostModel) -> bool:
     """Return whether a cost model is of a module outside this package."""
-    return not type(cost_model).__module__.startswith("schedlab.")
+    return not is_ours(type(cost_model).__module__)
+
+
+def check_own(cost_model: CostModel) -> None:
+    """Look at what a cost model says of itself, before anything runs.
+
+    Raises
+    ------
+    SpecError
+        If one of its attributes is of another kind than `CostModel` says, or `describe` raises or
+        returns what no result can hold.
+    """
+    cls = type(cost_model)
+    name = f"cost model {cls.__module__}:{cls.__qualname__}"
+    for attribute, kind in _KINDS.items():
+        value = getattr(cost_model, attribute)
+        if value is not None and not isinstance(value, kind):
+            raise SpecError(
+                f"{name}: {attribute} is {short(value)}, expected a {kind.__name__} or None"
+            )
+    for attribute in ("num_stages", "draw"):
+        if whole(getattr(cost_model, attribute)) is None:
+            value = short(getattr(cost_model, attribute))
+            raise SpecError(f"{name}: {attribute} is {value}, expected a whole number")
+    try:
+        described: object = cost_model.describe()
+    except SchedlabError:
+        raise
+    except FAULTS as error:
+        raise SpecError(f"{name}: describe() raised {raised(error, cls)}") from error
+    try:
+        told = json_value(described)
+        json.dumps(told, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{name}: describe() gives {short(described)}, which JSON cannot hold: {error}"
+        ) from error
+    if not isinstance(told, dict):
+        raise SpecError(f"{name}: describe() gives {short(described)}, expected a dict")
 
 
 def looked_at(cost_model: CostModel) -> Callable[[BatchShape, int], list[int]]:
@@ -54,8 +99,8 @@ def _prices(
         found: Any = price(*asked)
     except SchedlabError:
         raise
-    except Exception as error:
-        raise SpecError(f"{name}: {call} raised {told(error, cls.__module__)}") from error
+    except FAULTS as error:
+        raise SpecError(f"{name}: {call} raised {raised(error, cls)}") from error
     # A number of numpy's would overflow where Python's does not.
     if type(found) is list and set(map(type, found)) == {int} and min(found) >= 1:
         prices: list[int] = found

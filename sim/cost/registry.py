@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from schedlab.sim.construct import Registry, construct, import_class
 from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.own_prices import check_own, is_own
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 
@@ -165,9 +166,13 @@ def make(name: str, deployment: Deployment | None, **params: Any) -> CostModel: 
     Raises
     ------
     SpecError
-        If there is no such cost model, or it does not take these parameters.
+        If there is no such cost model, it does not take these parameters, or what a user's says of
+        itself cannot be.
     """
-    return construct(f"cost model {name!r}", maker(name), knobs(name), params, deployment)
+    made = construct(f"cost model {name!r}", maker(name), knobs(name), params, deployment)
+    if is_own(made):
+        check_own(made)
+    return made
 
 
 def load_profile(

@@ -119,6 +119,56 @@ def test_cost_model_from_outside_that_raises_is_told_with_its_line(outside, tmp_
         durations_ns(outside)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "    scheduling_overhead = 5",
+            "scheduling_overhead is 5, expected a SchedulingOverhead or",
+        ),
+        ("    step_spread = 5", "step_spread is 5, expected a StepSpread or None"),
+        ("    num_stages = None", "num_stages is None, expected a whole number"),
+        ("    draw = 'x'", "draw is 'x', expected a whole number"),
+        ("    describe = lambda self: 1 // 0", "describe() raised ZeroDivisionError: "),
+        ("    describe = lambda self: exit(3)", "describe() raised SystemExit: 3 (my_cost.py:"),
+        ("    describe = lambda self: [self]", "describe() gives [<my_cost.Constant object at "),
+        ("    describe = lambda self: None", "describe() gives None, expected a dict"),
+    ],
+)
+def test_cost_model_from_outside_that_says_nonsense_of_itself_is_told_before_anything_runs(
+    outside, tmp_path, monkeypatch, line, told
+):
+    source = (tmp_path / "my_cost.py").read_text()
+    (tmp_path / "my_cost.py").write_text(f"{source}\n{line}\n")
+    (tmp_path / "spec.yaml").write_text(
+        f"cost_model: {outside}\nworkload: {{trace: azure-conv, num_requests: 5}}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load_spec(tmp_path / "spec.yaml")
+    assert "spec.yaml:1: cost_model: cost model my_cost:Constant: " in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_cost_model_from_outside_describes_itself_by_its_path_and_knobs(outside, tmp_path):
+    source = (tmp_path / "my_cost.py").read_text()
+    (tmp_path / "my_cost.py").write_text(source[: source.index("    def describe")])
+    result = run(make_spec({**SPEC, "cost_model": {"name": outside, "step_s": 0.02}}))
+    assert result.provenance["cost_model"] == {"name": outside, "step_s": 0.02}
+
+
+@pytest.mark.parametrize("knob", ["ms=5", "ms: Unknown = 5", "ms: 'Unknown' = 5", "ms: Thing = 5"])
+def test_knob_of_a_cost_model_that_nothing_is_said_of_may_be_anything(outside, tmp_path, knob):
+    source = (tmp_path / "my_cost.py").read_text()
+    source = source.replace("step_s: float = 0.01", f"step_s: float = 0.01, {knob}")
+    source = source.replace("class Constant", "class Thing:\n    pass\n\n\nclass Constant")
+    (tmp_path / "my_cost.py").write_text("from __future__ import annotations\n" + source)
+    (tmp_path / "spec.yaml").write_text(
+        f"cost_model: {{name: '{outside}', ms: 7}}\n"
+        "workload: {trace: azure-conv, num_requests: 5}\n"
+    )
+    assert load_spec(tmp_path / "spec.yaml").cost_model.knobs == {"ms": 7}
+
+
 def test_policy_that_asks_a_cost_model_from_outside_is_not_blamed_for_it():
     class Single(LinearCost):
         def step_ns(self, shape, k=1):
