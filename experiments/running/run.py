@@ -13,11 +13,12 @@ import numpy as np
 from schedlab.experiments.running.backend import Backend, Task, open_backend
 from schedlab.experiments.running.fence import fenced
 from schedlab.experiments.running.fleet import Kind, engine_facts, resolve_fleet
+from schedlab.experiments.running.point_hash import own_classes
 from schedlab.experiments.running.prediction import Predictions, predictions
 from schedlab.experiments.running.provenance import provenance
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.running.session_workload import require_sessions_possible
-from schedlab.experiments.running.trial import try_policy
+from schedlab.experiments.running.trial import Watched, try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.paths import relative_paths
@@ -121,7 +122,11 @@ def _run(
         if _is_to_be_tried(kind.point.spec):
             _try(kind.point, arrivals)
     tell = None if progress is None else _reporter(progress, len(trace))
-    served = backend.serve(Task(spec, kinds, arrivals(), tell, record))
+    strangers = _strangers(spec)
+    num_watched = spec.engine.trial_requests if strangers else 0
+    watched = Watched(arrivals(), num_watched, strangers)
+    served = backend.serve(Task(spec, kinds, iter(watched), tell, record))
+    watched.check()
     log = served.log
     described = backend.describe()
     if described is None:
@@ -299,6 +304,13 @@ def _origins(requests: Columns, trace: Trace) -> dict[str, Read]:
 def _is_to_be_tried(spec: ExperimentSpec) -> bool:
     """Whether the policy is a stranger's."""
     return ":" in spec.policy.name and spec.engine.trial_requests > 0
+
+
+def _strangers(spec: ExperimentSpec) -> list[str]:
+    """Return the classes of strangers that requests are shown to, beside the policy."""
+    drafts = spec.engine.speculation
+    parts = (None if part is None else part.model_dump() for part in (spec.cluster, drafts))
+    return list(own_classes(list(parts)))
 
 
 def _try(point: Resolved, arrivals: Callable[[], Iterable[Arrival]]) -> None:

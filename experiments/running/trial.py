@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 
@@ -28,6 +28,38 @@ CROWD = 1_000
 """How many times as fast requests are sent again where two of them seldom waited."""
 
 _CROWDED_PLANS = 200
+
+
+class Watched:
+    """Hands requests on, and looks when they are served whether they are as they were.
+
+    Parameters
+    ----------
+    arrivals : iterable of Arrival
+        Those that are handed on.
+    num_requests : int
+        At how many of them, the first ones, it looks.
+    who : sequence of str
+        What others than the policy were given them.
+    """
+
+    def __init__(self, arrivals: Iterable[Arrival], num_requests: int, who: Sequence[str]) -> None:
+        self._arrivals = arrivals
+        self._num_requests = num_requests
+        self._who = who
+        self._seen: list[tuple[Request, Request]] = []
+
+    def __iter__(self) -> Iterator[Arrival]:
+        """Return the arrivals one after the other."""
+        for arrival in self._arrivals:
+            if len(self._seen) < self._num_requests:
+                self._seen.append((replace(arrival.request), arrival.request))
+            yield arrival
+
+    def check(self) -> None:
+        """Raise PolicyLied if a request was written to."""
+        for before, after in self._seen:
+            _require_unchanged(" or ".join(self._who), before, after)
 
 
 class _Enough(Exception):  # noqa: N818 - not an error
@@ -157,5 +189,5 @@ def _require_unchanged(tried: str, before: Request, after: Request) -> None:
         if was is not now and was != now:
             raise PolicyLied(
                 f"{tried}: request {before.id} was changed: {field.name} from {was!r} to {now!r}; "
-                "a request belongs to the trace, keep what you know of it in the policy"
+                "a request belongs to the trace, keep what you know of it in the class"
             )

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 from schedlab import core
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.routers import registry, slo_aware
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
+from schedlab.policies.speculation.draft_length import DraftLength
 from schedlab.sim.drive.offer import Offer, column, place_of_least
-from schedlab.sim.errors import SpecError
-from schedlab.sim.request import Slo
+from schedlab.sim.drive.router import chosen, tell_gone
+from schedlab.sim.errors import PolicyError, PolicyLied, SpecError
+from schedlab.sim.request import Request, Slo
 from schedlab.testing import LawBroken, check_router, fleet_cases
 from tests.laws import arrival
 
@@ -72,6 +76,96 @@ def needs(name):
 )
 def test_router_keeps_every_law(name):
     check_router(name, cases=CASES)
+
+
+class Answers(Router):
+    """Answers what a test gives it."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def route(self, request, engines):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    def engine_is_gone(self, index):
+        raise self.answer
+
+
+REQUEST = Request(7, 0, 1, max_tokens=2)
+STATES = [SimpleNamespace(index=index) for index in (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "returned None, which is no whole number"),
+        (True, "returned True, which is no whole number"),
+        (1.0, r"returned 1\.0, which is no whole number"),
+        (np.array([1]), r"returned array\(\[1\]\), which is no whole number"),
+        (2, "returned 2, and there are engines 0 to 1"),
+        (np.int64(-1), "returned -1, and there are engines 0 to 1"),
+        (ValueError("boo"), r"raised ValueError: boo \(test_routers\.py:\d+\)"),
+        (SystemExit(3), r"raised SystemExit: 3 \(test_routers\.py:\d+\)"),
+    ],
+    ids=repr,
+)
+def test_answer_of_a_router_that_names_no_engine_is_its_fault(answer, message):
+    with pytest.raises(PolicyError, match=rf"router Answers, request 7: route\(\) {message}"):
+        chosen(Answers(answer), REQUEST, STATES)
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8])
+def test_router_may_name_an_engine_by_a_whole_number_of_any_kind(kind):
+    assert chosen(Answers(kind(1)), REQUEST, STATES) == 5
+
+
+@pytest.mark.parametrize("error", [ValueError("boo"), SystemExit(3)], ids=repr)
+def test_router_that_fails_when_an_engine_dies_is_told_by_name_and_line(error):
+    said = (
+        rf"engine_is_gone\(\) of engine 4 raised {type(error).__name__}: .* \(test_routers\.py:\d"
+    )
+    with pytest.raises(PolicyError, match=f"router Answers: {said}"):
+        tell_gone(Answers(error), 4)
+
+
+class Writes(Router):
+    def route(self, request, engines):
+        request.prompt_tokens = 1
+        return 0
+
+
+class Writer(DraftLength):
+    def choose(self, decoding):
+        for state in decoding.requests:
+            state.request.priority = 3
+        return [1] * len(decoding.requests)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"cluster": {"count": 2, "router": f"{__name__}:Writes"}}, "prompt_tokens from 100 to 1"),
+        (
+            {
+                "engine": {
+                    "speculation": {
+                        "method": "ngram",
+                        "num_speculative_tokens": 2,
+                        "acceptance": 0.5,
+                        "draft_length": f"{__name__}:Writer",
+                    }
+                }
+            },
+            "priority from 0 to 3",
+        ),
+    ],
+)
+def test_class_that_writes_to_a_request_ends_the_run_by_name(parts, said):
+    workload = {"trace": "fixed", "num_requests": 4, "prompt_tokens": 100}
+    with pytest.raises(PolicyLied, match=rf"{__name__}:Write.: request 0 was changed: {said}"):
+        run(make_spec({"workload": workload, **parts}))
 
 
 class Forgetful(Router):

@@ -80,7 +80,14 @@ class NamesNone(Router):
         return -1 if engines[0].index else 0
 
 
+class Shortens(Router):
+    def route(self, request, engines):
+        request.prompt_tokens = 1
+        return request.id % len(engines)
+
+
 BREAKERS = [
+    (Shortens, "changes_no_request", r"changes prompt_tokens of request 0 from 2 to 1"),
     (Beyond, "names_an_engine", r"returned 1, and there are engines 0 to 0"),
     (Remembers, "draws_from_its_stream_alone", r"\], then \["),
     (CountsPlans, "sees_what_is_there_step_by_step", "differs with fast_forward off"),
@@ -100,6 +107,13 @@ def test_router_that_breaks_a_law_is_caught_by_that_law_and_its_words(router, la
     assert caught.value.law == law
     assert re.search(why, str(caught.value)), str(caught.value)
     assert f"router {router.__name__}" in str(caught.value)
+
+
+def test_what_a_router_writes_under_one_law_does_not_hide_it_from_the_next():
+    with pytest.raises(LawBroken, match="prompt_tokens of request 0") as caught:
+        check_router(Shortens, cases=[CASE])
+    assert caught.value.law == "changes_no_request"
+    assert [a.request.prompt_tokens for a in CASE.workload] == [9, 10, 11, 12, 13]
 
 
 def test_every_law_of_routers_has_one_that_breaks_it():
