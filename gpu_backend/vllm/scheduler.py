@@ -39,6 +39,7 @@ from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError, described, look_alike
+from schedlab.sim.own_code import raised
 from schedlab.sim.request import Request, RequestState, Status
 
 _KEYS = ("policy", "cost_model", "hardware", "model")
@@ -254,7 +255,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             self._builder.reset(now_ns)
             plan: BatchPlan | None = policy.plan(self._view, self._builder)
         except Exception as error:
-            raise PolicyError(f"policy {self._name}: {type(error).__name__}: {error}") from error
+            said = raised(error, type(policy))
+            raise PolicyError(f"policy {self._name}: {said}") from error
         if plan is None or plan is not self._builder.plan:
             raise PolicyError(f"policy {self._name}: plan() must return what builder.build() gave")
         if plan.finished != "leave":

@@ -15,7 +15,8 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.errors import PolicyLied
+from schedlab.sim.errors import PolicyLied, described
+from schedlab.sim.own_code import short
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Request, RequestState
 from schedlab.testing import laws
@@ -218,8 +219,9 @@ class _Around:
     """Stands between the engine and a policy, under its name, and hands everything on."""
 
     def __new__(cls, policy: Policy, *_: object, **__: object) -> Self:
-        # Messages of the engine tell the name of the type.
-        return object.__new__(type(type(policy).__name__, (cls,), {}))
+        # Messages of the engine tell the name of the type, and lines of its module.
+        named = {"__module__": type(policy).__module__}
+        return object.__new__(type(type(policy).__name__, (cls,), named))
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -312,17 +314,23 @@ class KeyWatch(_Around):
         key = self.policy.key(state, now_ns)
         unpredicted = key is None and state.request.predicted_tokens is None
         hint = "; if it goes by predicted_tokens, give the policy a predictor" * unpredicted
+        try:
+            has_hole = _has_hole(key)
+        except Exception as error:  # an array does not say whether it is itself
+            raise PolicyLied(
+                f"the key {short(key)} of request {state.id} cannot be compared: {described(error)}"
+            ) from error
         _require_kept(
-            not _has_hole(key),
-            f"the key of request {state.id} is {key!r}, which sorts anywhere{hint}",
+            not has_hole,
+            f"the key of request {state.id} is {short(key)}, which sorts anywhere{hint}",
         )
         for other, its_key in self._kinds.values():
             try:
-                key < its_key  # noqa: B015 - only whether it can be asked
-            except TypeError as error:
+                bool(key < its_key)
+            except Exception as error:
                 raise PolicyLied(
-                    f"the keys {key!r} of request {state.id} and {its_key!r} of request {other} "
-                    f"cannot be compared: {error}"
+                    f"the keys {short(key)} of request {state.id} and {short(its_key)} of request "
+                    f"{other} cannot be compared: {described(error)}"
                 ) from error
         self._kinds.setdefault(_kind(key), (state.id, key))
         return key
@@ -367,4 +375,4 @@ def _kind(key: object) -> object:
 def _has_hole(key: object) -> bool:
     if isinstance(key, tuple):
         return any(map(_has_hole, key))
-    return key is None or key != key
+    return key is None or bool(key != key)

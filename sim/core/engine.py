@@ -12,6 +12,7 @@ from schedlab.sim.core.executor import Executor, Work, total
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.plan_fault import plan_fault
 from schedlab.sim.core.promise import PromiseCheck
 from schedlab.sim.core.reception import seat_arrived
 from schedlab.sim.core.scheduling import SchedulingPolicy
@@ -219,8 +220,7 @@ class Engine:
             raise type(error)(self.blame(str(error))) from error
         except Exception as error:
             self.kv.rollback()
-            what = f"plan() raised {type(error).__name__}: {error}"
-            raise PolicyError(self.blame(what)) from error
+            raise PolicyError(self.blame(plan_fault(error, policy, self._ask_again))) from error
         plan = builder.plan
         if plan is None or made is not plan:
             self.kv.rollback()
@@ -229,6 +229,15 @@ class Engine:
             raise InfeasiblePlan(self.blame(f"{what}; got {got}"))
         builder.settle()
         return plan
+
+    def _ask_again(self) -> object:
+        """Ask for the plan that ended in an error once more, to learn how it comes to that."""
+        self.builder.reset(self.now_ns)
+        try:
+            decide: Callable[[EngineView, PlanBuilder], object] = self.policy.plan
+            return decide(self.view, self.builder)
+        finally:
+            self.kv.rollback()
 
     def blame(self, what: str) -> str:
         """Name the policy and the time in the message of an error."""

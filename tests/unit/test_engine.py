@@ -1,6 +1,8 @@
 """The engine on its own: errors, rejections, stalls, and the count of decisions."""
 
 import math
+import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +50,71 @@ def run_plan(plan, workload=(), config=CONFIG):
 
 
 # -- bad policies ------------------------------------------------------------------------------
+
+
+def hooked(hook, answer):
+    """Return a policy that answers what a test gives it, where it is asked."""
+
+    def asked(*given):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    own = {"__module__": __name__, "hold": lambda *given: False, hook: asked}
+    return type("Hooked", (ContinuousBatching,), own)()
+
+
+HOOKS = ["victim", "chunk", "hold", "candidates", "horizon"]
+FEW_BLOCKS = replace(CONFIG, num_blocks=10, max_model_len=160)
+
+
+def run_hook(policy):
+    # Two run, and the third waits for a seat that is there; soon one must lose its memory.
+    work = [arrival(i, 1 + i, prompt=60, output=60) for i in range(3)]
+    return laws.run(policy, work, FEW_BLOCKS)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_that_raises_in_a_plan_is_named_with_its_line(hook):
+    with pytest.raises(PolicyError) as caught:
+        run_hook(hooked(hook, ValueError("boo")))
+    said = (
+        r"policy Hooked at t = \d\.\d+ s: asked\(\) raised ValueError: boo \(test_engine\.py:\d+\)"
+    )
+    assert re.fullmatch(said, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer"),
+    [("victim", None), ("victim", 0), ("candidates", 5), ("candidates", [None]), ("horizon", 1),
+     ("horizon", (1,)), ("hold", np.array([1, 0]))],
+    ids=str,
+)  # fmt: skip
+def test_hook_that_returns_what_a_plan_cannot_use_is_named_with_what_it_returned(hook, answer):
+    with pytest.raises(PolicyError) as caught:
+        run_hook(hooked(hook, answer))
+    said = rf"plan\(\) raised \w+Error: .*, after asked\(\) returned {re.escape(repr(answer))} "
+    assert re.search(said + r"\(test_engine\.py:\d+\)$", str(caught.value)), caught.value
+    assert sys.getprofile() is None
+
+
+def test_hook_with_a_yield_in_it_is_named_as_a_generator():
+    class Yields(ContinuousBatching):
+        def victim(self, running, now_ns):
+            yield running[0]
+
+    with pytest.raises(PolicyError, match=r"; victim\(\) has a yield in it, so it returns a gener"):
+        run_hook(Yields())
+
+
+def test_plan_of_ours_that_fails_blames_no_hook():
+    class Failing(ContinuousBatching):
+        __module__ = "schedlab.policies.failing"
+
+    policy = Failing()
+    policy.victim = lambda running, now_ns: None
+    with pytest.raises(PolicyError, match=r"plan\(\) raised \w+Error: [^,]*$"):
+        run_hook(policy)
 
 
 def test_policy_that_raises_is_named_with_the_time():

@@ -212,6 +212,10 @@ class MixedKeys(KeysOf):
     of = staticmethod(lambda request, now_ns: "a" if request.id % 2 else 1)
 
 
+class ArrayKeys(KeysOf):
+    of = staticmethod(lambda request, now_ns: np.array([1, 2]))
+
+
 class DriftingKeys(KeysOf):
     """Response ratios, which drift, said to be static."""
 
@@ -240,6 +244,7 @@ BREAKS = [
     (NoneKeys, "has_sane_keys", "the key of request 0 is None"),
     (NanKeys, "has_sane_keys", "the key of request 0 is .nan, 0."),
     (MixedKeys, "has_sane_keys", "cannot be compared"),
+    (ArrayKeys, "has_sane_keys", r"the key array\(\[1, 2\]\) of request 0 cannot be compared: Val"),
     (DriftingKeys, "has_sane_keys", "set static_keys to False"),
 ]
 

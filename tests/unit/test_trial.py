@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from schedlab.experiments.running import trial
@@ -95,6 +96,11 @@ class Unpredicted(ContinuousBatching):
 class Mixed(ContinuousBatching):
     def key(self, state, now_ns):
         return (1, "x") if state.id % 2 else (1, 2.0)
+
+
+class Arrays(ContinuousBatching):
+    def key(self, state, now_ns):
+        return np.array([1, 2])
 
 
 class Dice(ContinuousBatching):
@@ -202,6 +208,7 @@ def test_trial_of_an_honest_policy_changes_no_bit():
         ("Ageing", "policy Ageing at t = .* set static_keys to False"),
         ("Unpredicted", "the key of request 0 is None, .* give the policy a predictor"),
         ("Mixed", "cannot be compared"),
+        ("Arrays", r"the key array\(\[1, 2\]\) of request 0 cannot be compared: ValueError"),
         ("Dice", r"two calls of key\(\) for request .* give"),
     ],
 )
