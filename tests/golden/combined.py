@@ -22,6 +22,7 @@ from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.log import RunLog
@@ -29,6 +30,7 @@ from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws, sessions
+from tests.golden.every_field import EveryField
 from tests.golden.fleets import ROUTERS
 from tests.policy_cases import CASES as POLICIES
 from tests.policy_cases import PARAMS, make
@@ -187,7 +189,7 @@ def drawn_run(policy: str, number: int) -> tuple[RunLog, list[Arrival]]:
     return log, work
 
 
-def _run(policy: str, number: int, kind: str = "") -> _Run:
+def _run(policy: str, number: int, kind: str = "", priced_by: CostModel | None = None) -> _Run:
     draw, kind = _Draw(f"{kind}{policy} {number}"), kind or KINDS[number % len(KINDS)]
     knobs = KNOBS.get(policy)
     chosen = make(policy) if knobs is None else registry.make(policy.partition("/")[0], **knobs)
@@ -213,7 +215,7 @@ def _run(policy: str, number: int, kind: str = "") -> _Run:
         }
     engines: list[Engine] = []
     slower = draw(1, 1, 10)
-    cost = laws.LinearCost(1000 * slower, 10, draw(0, 1))
+    cost = priced_by or laws.LinearCost(1000 * slower, 10, draw(0, 1))
     log = laws.run(chosen, work, config, cost, observer=engines.append, prove=False, **options)
     return _Run(log, work, engines[-1].num_plans if engines else 0)
 
@@ -224,6 +226,15 @@ def runs(policy: str, kind: str = "") -> dict[str, Any]:
     for number in range(RUNS_OF_A_POLICY):
         log, _, num_plans = _run(policy, number, kind)
         found[str(number)] = [digest(log), num_plans]
+    return found
+
+
+def runs_by_every_field(policy: str) -> dict[str, Any]:
+    """Run a policy under other drawn limits, priced by all that a step has; a digest of each."""
+    found = {}
+    for number in range(RUNS_OF_A_POLICY, 2 * RUNS_OF_A_POLICY):
+        log, _, num_plans = _run(policy, number, priced_by=EveryField(unit_ns=1))
+        found[str(number)] = digest(log, num_plans)[:6]
     return found
 
 
@@ -373,6 +384,7 @@ def fleet(
 _AT_ONCE = 12
 CASES = {
     **{f"combined {policy}": (runs, policy) for policy in (*POLICIES, *KNOBS)},
+    **{f"combined every field {policy}": (runs_by_every_field, policy) for policy in POLICIES},
     **{
         f"combined drafts with tiers {policy}": (runs_with_drafts_and_tiers, policy)
         for policy in ("fcfs", "fastserve", "sarathi", "srtf", "vtc")

@@ -45,6 +45,7 @@ from tests.golden import (
     thresholds,
     told,
     told_of_fleets,
+    whole,
     wild,
 )
 from tests.golden.fleets import SlowSteps
@@ -345,6 +346,7 @@ PINNED = {
     **told_of_fleets.CASES,
     **thresholds.CASES,
     **combined.CASES,
+    **whole.CASES,
     **parts.CASES,
     **numbers.CASES,
     **prices.CASES,
@@ -369,6 +371,13 @@ def pinned(name: str) -> dict[str, Any]:
     """Compute one of `PINNED`, as JSON gives it back."""
     of, case = PINNED[name]
     return json.loads(json.dumps(rounded(of(case))))
+
+
+def how_to_look(name: str) -> str:
+    """Return what a failing test says beside the lines that moved."""
+    if name in whole.CASES:
+        return "python -m tests.golden.whole NUMBER prints an experiment and all that came of it"
+    return ""
 
 
 def kept() -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import pinned, small_runs, told, wild
+from tests.golden import pinned, small_runs, told, whole, wild
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -72,9 +72,18 @@ def test_told_runs_turn_every_switch_of_an_engine():
     }  # fmt: skip
 
 
+def test_drawn_experiments_are_seldom_refused_and_the_same_in_pieces():
+    kept = pinned.kept()
+    told = [row for name in whole.CASES for key, row in kept[name].items() if key != "facts"]
+    assert sum(row.startswith("refused") for row in told) < len(told) / 8
+    in_pieces = [row for row in told if "in pieces" in row]
+    assert all("in pieces same" in row for row in in_pieces)
+    assert len(in_pieces) > len(told) / 20
+
+
 # Tables that take more than a fifth of a second, many of them alone.
 SLOW = re.compile(
-    "combined|wild|metrics |figure lines|figures of|recommendation|tuning|"
+    "combined|whole|wild|metrics |figure lines|figures of|recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
     "asked by laws of [ceprc]|defaults of gpu"
 )
@@ -88,7 +97,7 @@ SLOW = re.compile(
     ],
 )
 def test_workloads_metrics_and_defaults_are_the_kept_ones(name):
-    assert pinned.pinned(name) == pinned.kept()[name]
+    assert pinned.pinned(name) == pinned.kept()[name], pinned.how_to_look(name)
 
 
 def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
