@@ -29,6 +29,7 @@ from tests.golden import (
     asked,
     backend,
     benched,
+    called,
     combined,
     commanded,
     defaults_of_code,
@@ -347,6 +348,7 @@ PINNED = {
     **thresholds.CASES,
     **combined.CASES,
     **whole.CASES,
+    **called.CASES,
     **parts.CASES,
     **numbers.CASES,
     **prices.CASES,
@@ -377,6 +379,9 @@ def how_to_look(name: str) -> str:
     """Return what a failing test says beside the lines that moved."""
     if name in whole.CASES:
         return "python -m tests.golden.whole NUMBER prints an experiment and all that came of it"
+    if name in called.CASES:
+        of = name.removeprefix("answers of ")
+        return f"python -m tests.golden.called {of}.NAME prints every question and its answer"
     return ""
 
 

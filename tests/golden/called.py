@@ -1,0 +1,462 @@
+"""What functions and objects of the simulator return, asked one by one for small drawn values.
+
+A run asks few of them for what is empty, alone, equal or just at an edge. Here each public function
+whose parameters can be drawn by their annotations is asked for such values, and so are the methods
+of each class, several one after the other; a digest is kept of all that they return, of what they
+refuse, and of what an object says of itself in the end. Nothing is known here of any of them, so
+what is new is asked, too.
+
+``python -m tests.golden.called sim.drive.frontend.Frontend`` prints every question and its answer.
+"""
+
+import collections.abc as abc
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import json
+import math
+import pkgutil
+import random
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+import schedlab.policies
+import schedlab.sim
+import schedlab.testing
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.step_spread import StepSpread
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import Gpu, gpu
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import model
+from schedlab.sim.metrics.observation import Observation
+from schedlab.sim.record.log import REQUEST_COLUMNS
+from schedlab.sim.request import Arrival, Request, RequestState, Slo
+from schedlab.sim.result import RunResult
+from tests import laws
+from tests.golden import whole
+from tests.golden.every_field import EveryField
+from tests.golden.rounding import rounded
+
+QUESTIONS = 60
+OBJECTS, CALLS = 20, 10
+_DEEPEST = 3
+
+_INTS = (0, 0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 50, 100, -1)
+_FLOATS = (0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, -1.0)
+_TEXTS = ("", "a", "b", "bf16", "fp8", "fp32", "recompute", "1.5", "2 x")
+_EXPERIMENTS = (2, 3, 4, 7, 9, 16, 55)
+"""Of `whole`, those whose results are asked."""
+_COLUMNS = (
+    *REQUEST_COLUMNS, "engine", "micro_batch", "start_ns", "end_ns", "num_decodes",
+    "prefill_tokens", "num_prefills", "num_running", "num_waiting", "kv_tokens", "session", "turn",
+    "decode_context_sum_tokens", "swapped_bytes", "overhead_ns", "received_ns", "gap_ns", "count",
+)  # fmt: skip
+
+
+class UndrawableError(Exception):
+    """A parameter is of a type that nothing here can draw."""
+
+
+# -- what is drawn -----------------------------------------------------------------------------
+
+
+def _request(draw: random.Random) -> Request:
+    return _arrival(draw).request
+
+
+def _arrival(draw: random.Random) -> Arrival:
+    prompt, output = draw.choice((1, 4, 7, 16, 33)), draw.choice((1, 2, 5, 9))
+    slo = Slo(draw.choice((None, 0.004)), draw.choice((None, 0.0015)), draw.choice((None, 0.05)))
+    return laws.arrival(
+        draw.randrange(6), draw.choice((0, 400, 1_010, 30_000)), prompt, output,
+        tenant=draw.choice("abc"), priority=draw.choice((-1, 0, 2)),
+        predicted_tokens=output * draw.choice((0.5, 1.0, 1.3)), slo=draw.choice((None, slo)),
+        max_tokens=draw.choice((1 << 20, output, max(output - 1, 1))),
+        prefix_hash_ids=tuple(range(draw.choice((0, 40)), 99))[: prompt // 4],
+    )  # fmt: skip
+
+
+def _config(draw: random.Random) -> EngineConfig:
+    return EngineConfig(
+        num_blocks=draw.choice((30, 40)), max_model_len=100, block_size=4,
+        max_num_seqs=draw.choice((1, 3, 5)), max_num_batched_tokens=draw.choice((17, 120)),
+        swap_space_blocks=draw.choice((0, 9)), enable_prefix_caching=draw.choice((False, True)),
+        watermark=draw.choice((0.0, 0.1)),
+    )  # fmt: skip
+
+
+def _deployment(draw: random.Random) -> Deployment:
+    return Deployment(
+        _shape(draw), _gpu(draw), tensor_parallel_size=draw.choice((1, 2)),
+        pipeline_parallel_size=draw.choice((1, 1, 4)), data_parallel_size=draw.choice((1, 1, 3)),
+        kv_cache_dtype=draw.choice(("auto", "fp8")), weight_dtype=draw.choice(("auto", "int4")),
+    )  # fmt: skip
+
+
+def _gpu(draw: random.Random) -> Gpu:
+    return gpu(draw.choice(("a100-80gb", "h100-80gb")))
+
+
+def _shape(draw: random.Random) -> ModelShape:
+    return model(draw.choice(("llama-3-8b", "mixtral-8x7b", "opt-13b")))
+
+
+@cache
+def _result(number: int) -> RunResult:
+    return run(make_spec(whole.drawn(number)))
+
+
+@cache
+def _observation(number: int) -> Observation:
+    return _result(number).observation()
+
+
+def _stints(draw: random.Random) -> Any:
+    """Draw who decoded from which step to which, as a log has it."""
+    rows = [
+        [draw.randrange(4), draw.choice((-1, 5)), first, first + draw.randrange(1, 4)]
+        for first in (0, 1, 2, 5)[: draw.randrange(5)]
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
+_MADE: dict[Any, Callable[[random.Random], Any]] = {
+    Request: _request,
+    RequestState: lambda draw: RequestState(_request(draw)),
+    Arrival: _arrival,
+    EngineConfig: _config,
+    Deployment: _deployment,
+    Gpu: _gpu,
+    ModelShape: _shape,
+    CostModel: lambda draw: EveryField(unit_ns=1),
+    Observation: lambda draw: _observation(draw.choice(_EXPERIMENTS)),
+    RunResult: lambda draw: _result(draw.choice(_EXPERIMENTS)),
+    StepSpread: lambda draw: StepSpread((0.5, 1.5), (0.9, 1.0, 1.1), draw.choice((1, 3))),
+    Pricing: lambda draw: Pricing(EveryField(unit_ns=1)),
+    random.Random: lambda draw: random.Random(draw.randrange(9)),
+    np.random.Generator: lambda draw: np.random.default_rng(draw.randrange(9)),
+    int: lambda draw: draw.choice(_INTS),
+    typing.SupportsIndex: lambda draw: draw.choice(_INTS),
+    float: lambda draw: draw.choice(_FLOATS),
+    bool: lambda draw: draw.choice((False, True)),
+    str: lambda draw: draw.choice(_TEXTS),
+    bytes: lambda draw: bytes(draw.randrange(4) for _ in range(draw.randrange(5))),
+    type(None): lambda draw: None,
+}
+_TYPES = ("bf16", "fp8", "int4", "fp32", "auto")
+_NAMED: dict[str, Callable[[random.Random], Any]] = {
+    "stints": _stints,
+    "column": lambda draw: draw.choice(("arrival_ns", "tenant", "priority", "engine", "other")),
+    **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype"), lambda draw: draw.choice(_TYPES)),
+}
+"""By the name of a parameter: what its type does not tell."""
+_MANY = {
+    list: list, abc.Sequence: list, abc.Iterable: list, abc.Collection: list,
+}  # fmt: skip
+
+
+def _drawn(kind: Any, draw: random.Random, depth: int = 0) -> Any:
+    """Draw a value of an annotated type."""
+    if kind in _MADE:
+        return _MADE[kind](draw)
+    of, args = typing.get_origin(kind), typing.get_args(kind)
+    if of in (typing.Union, types.UnionType):
+        return _drawn(draw.choice(args), draw, depth)
+    if of is typing.Literal:
+        return draw.choice(args)
+    if of is typing.Annotated:
+        return _drawn(args[0], draw, depth)
+    if of is tuple and Ellipsis not in args:
+        return tuple(_drawn(one, draw, depth) for one in args)
+    if of is tuple:
+        return tuple(_drawn(args[0], draw, depth) for _ in range(draw.randrange(4)))
+    if of in _MANY:
+        return _MANY[of]([_drawn(args[0], draw, depth) for _ in range(draw.randrange(4))])
+    if of in (dict, abc.Mapping) and args[0] is str and _is_array(args[1]):
+        return _table(draw)
+    if of in (dict, abc.Mapping):
+        return {_drawn(args[0], draw, depth): _drawn(args[1], draw, depth) for _ in range(2)}
+    if _is_array(kind):
+        return _array(str(kind), draw)
+    if inspect.isclass(kind) and kind.__module__.startswith("schedlab.") and depth < _DEEPEST:
+        return _made(kind, draw, depth + 1)
+    raise UndrawableError(str(kind))
+
+
+def _is_array(kind: Any) -> bool:
+    return typing.get_origin(kind) is np.ndarray or "NDArray" in str(kind)
+
+
+def _array(kind: str, draw: random.Random) -> Any:
+    size = draw.randrange(6)
+    if "float" in kind:
+        return np.array([draw.choice(_FLOATS) for _ in range(size)], dtype=np.float64)
+    if "bool" in kind:
+        return np.array([draw.choice((False, True)) for _ in range(size)], dtype=bool)
+    values = [draw.choice(_INTS) for _ in range(size)]
+    return np.array(sorted(values) if draw.randrange(2) else values, dtype=np.int64)
+
+
+def _table(draw: random.Random) -> dict[str, Any]:
+    """Draw a table that has every column of whole numbers, ids in order."""
+    size = draw.randrange(5)
+    table = {
+        name: np.array([draw.choice(_INTS) for _ in range(size)], dtype=np.int64)
+        for name in _COLUMNS
+    }
+    return {**table, "id": np.arange(size)}
+
+
+def _made(cls: type, draw: random.Random, depth: int) -> Any:
+    if inspect.isabstract(cls) or getattr(cls, "_is_protocol", False):
+        raise UndrawableError(cls.__name__)
+    return cls(**_arguments(_init(cls), draw, depth))
+
+
+def _init(cls: type) -> Callable[..., Any]:
+    init = cls.__new__ if issubclass(cls, tuple) else cls.__init__
+    if init is object.__init__ and dataclasses.is_dataclass(cls):
+        raise UndrawableError(cls.__name__)
+    return init
+
+
+def _arguments(of: Callable[..., Any], draw: random.Random, depth: int = 0) -> dict[str, Any]:
+    """Draw what a function is called with; what has a default is left out now and then."""
+    found = {}
+    for name, (kind, optional) in _parameters(of).items():
+        if not (optional and draw.random() < 0.4):
+            named = _NAMED.get(name)
+            found[name] = _drawn(kind, draw, depth) if named is None else named(draw)
+    return found
+
+
+@cache
+def _parameters(of: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(of)
+    return {
+        name: (hints[name], one.default is not one.empty)
+        for name, one in inspect.signature(of).parameters.items()
+        if name not in ("self", "cls", "_cls")
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
+
+
+# -- what is asked -----------------------------------------------------------------------------
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    try:
+        return _plain(ask())
+    except UndrawableError:
+        raise
+    except Exception as error:  # a refusal is an answer
+        return type(error).__name__
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return what can be written of a value, the same in every process."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float | np.floating):
+        return rounded(float(value)) if math.isfinite(value) else str(float(value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, RunResult | Observation):
+        return value.name if isinstance(value, RunResult) else value._result.name
+    if isinstance(value, bytes | bytearray | memoryview):
+        return list(bytes(value))
+    if depth > _DEEPEST or isinstance(value, np.random.Generator | random.Random):
+        return type(value).__name__
+    if isinstance(value, np.ndarray):
+        return [_plain(one, depth + 1) for one in value.tolist()]
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(one, depth + 1) for one in value), key=repr)
+    if isinstance(value, abc.Mapping):
+        return [[_plain(k, depth + 1), _plain(v, depth + 1)] for k, v in list(value.items())[:99]]
+    if isinstance(value, abc.Iterable) and not isinstance(value, type):
+        return [_plain(one, depth + 1) for one, _ in zip(value, range(99), strict=False)]
+    if callable(value):
+        return "callable"
+    if not type(value).__module__.startswith(("schedlab.", "tests.")):
+        return type(value).__name__  # of another library: what it says differs with its version
+    return [type(value).__name__, *_state(value, depth + 1)]
+
+
+def _state(value: Any, depth: int = 0) -> list[Any]:
+    """Return what an object says of itself: its public attributes and properties."""
+    names = sorted(name for name in dir(value) if not name.startswith("_"))
+    found = []
+    for name in names:
+        try:
+            one = getattr(value, name)
+        except Exception as error:  # what it has not worked out yet, for instance
+            found.append([name, type(error).__name__])
+            continue
+        if not callable(one):
+            found.append([name, _plain(one, depth + 1)])
+    return found
+
+
+def questions_to_function(of: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+    """Ask a function time after time; yield what was asked and what was answered."""
+    draw = random.Random(f"{of.__module__}.{of.__qualname__}")
+    asked = set()
+    for _ in range(QUESTIONS):
+        given: dict[str, Any] = {}
+        refused = _answer(lambda given=given: given.update(_arguments(of, draw)))
+        said = _plain(given)
+        if refused is None and repr(said) not in asked:
+            asked.add(repr(said))
+            yield said, _answer(partial(of, **given))
+
+
+def questions_to_class(cls: type) -> Iterator[tuple[Any, Any]]:
+    """Make objects and call their methods; yield what was asked and what was answered."""
+    draw = random.Random(f"{cls.__module__}.{cls.__qualname__}")
+    methods = _methods(cls)
+    for _ in range(OBJECTS):
+        try:
+            one = _made(cls, draw, 0)
+        except UndrawableError:
+            raise
+        except Exception as error:
+            yield "made", type(error).__name__
+            continue
+        yield "made", _answer(partial(_state, one))
+        for _ in range(CALLS if methods else 0):
+            name = draw.choice(methods)
+            given: dict[str, Any] = {}
+            method = getattr(cls, name)
+            refused = _answer(lambda given=given, of=method: given.update(_arguments(of, draw)))
+            if refused is None:
+                yield [name, _plain(given)], _answer(partial(getattr(one, name), **given))
+        yield "in the end", _answer(partial(_state, one))
+
+
+@cache
+def _methods(cls: type) -> list[str]:
+    """Return the methods whose parameters can be drawn."""
+    return [
+        name
+        for name in sorted(vars(cls))
+        if not name.startswith("_")
+        and callable(of := getattr(cls, name))
+        and not isinstance(of, type)
+        and _can_draw(of)
+    ]
+
+
+def _can_draw(of: Callable[..., Any]) -> bool:
+    try:
+        for seed in range(8):
+            draw = random.Random(seed)
+            for kind, _ in _parameters(of).values():
+                try:
+                    _drawn(kind, draw)
+                except UndrawableError:
+                    raise
+                except Exception:  # a value that its own class refuses
+                    continue
+    except (UndrawableError, NameError, TypeError, ValueError, KeyError):
+        return False
+    return True
+
+
+# -- of whom -----------------------------------------------------------------------------------
+
+_LEFT_OUT = {
+    "sim.result.RunResult", "sim.metrics.observation.Observation",  # come from a run alone
+    # Of which only newer versions of Python tell the types.
+    "sim.metrics.weighted.WeightedSample", "sim.record.columns.LazyTable",
+    "sim.record.columns.with_columns", "sim.cost.learning.fit._nearest",
+    "sim.metrics.distributions._of_pairs",
+    "policies.predictors.sentence_encoder",  # needs more libraries
+    "sim.metrics.targets._attainment",  # makes a metric known
+}  # fmt: skip
+
+
+@cache
+def subjects(room: str) -> dict[str, Any]:
+    """Return every function and class of a module that can be asked, by name."""
+    module = importlib.import_module(f"schedlab.{room}")
+    found: dict[str, Any] = {}
+    for name, value in sorted(vars(module).items()):
+        if getattr(value, "__module__", "") != module.__name__ or f"{room}.{name}" in _LEFT_OUT:
+            continue
+        if (inspect.isclass(value) and not name.startswith("_") and _can_be_made(value)) or (
+            inspect.isroutine(value) and _parameters_known(value) and _can_draw(value)
+        ):
+            found[name] = value
+    return found
+
+
+def _parameters_known(of: Callable[..., Any]) -> bool:
+    try:
+        return bool(_parameters(of))
+    except (NameError, TypeError, ValueError, KeyError):
+        return False
+
+
+def _can_be_made(cls: type) -> bool:
+    if issubclass(cls, BaseException) or inspect.isabstract(cls):
+        return False
+    if getattr(cls, "_is_protocol", False):
+        return False
+    try:
+        return cls in _MADE or _can_draw(_init(cls))
+    except (UndrawableError, NameError, TypeError, ValueError, KeyError):
+        return False
+
+
+def questions(room: str, name: str) -> Iterator[tuple[Any, Any]]:
+    """Ask one of `subjects`; yield what was asked and what was answered."""
+    of = subjects(room)[name]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield from questions_to_class(of) if inspect.isclass(of) else questions_to_function(of)
+
+
+def answers(room: str) -> dict[str, str]:
+    """Ask all of a module; a digest of the answers of each."""
+    return {
+        name: hashlib.sha256(json.dumps(list(questions(room, name))).encode()).hexdigest()[:8]
+        for name in subjects(room)
+    }
+
+
+def _rooms() -> list[str]:
+    every = [
+        one.name.removeprefix("schedlab.")
+        for room in (schedlab.sim, schedlab.policies, schedlab.testing)
+        for one in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
+        if not one.ispkg
+    ]
+    return [room for room in every if room not in _LEFT_OUT]
+
+
+CASES = {f"answers of {room}": (answers, room) for room in _rooms()}
+
+
+def main() -> None:
+    """Print what is asked, and every answer."""
+    for name in sys.argv[1:]:
+        room, _, own = name.rpartition(".")
+        for asked, answer in questions(room, own):
+            print(json.dumps(asked), "->", json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
