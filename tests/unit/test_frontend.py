@@ -58,6 +58,11 @@ def test_tokens_of_a_step_are_seen_together_behind_those_of_the_steps_before():
     assert (seen == ns(2, 3, 10.5)).all()
 
 
+def test_tokens_of_the_only_step_are_seen_late_too():
+    counts = ns(1), np.array([20])
+    assert (Frontend(output_token_s=0.1).seen_ns(ns(1), counts) == ns(3)).all()
+
+
 def test_engines_that_end_a_step_at_once_share_the_front_end():
     counts = ns(1, 1), np.array([10, 20])
     assert (Frontend(output_token_s=0.1).seen_ns(ns(1), counts) == ns(4)).all()

@@ -35,6 +35,14 @@ def test_every_gpu_has_16_bit_arithmetic_and_a_source():
         assert "datasheet" in device.source or "whitepaper" in device.source
 
 
+def test_devices_of_an_engine_are_those_of_its_stages_not_of_the_engines_beside_it():
+    where = Deployment(
+        model("llama-3-8b"), gpu("a100-80gb"), tensor_parallel_size=2, pipeline_parallel_size=4,
+        data_parallel_size=3,
+    )  # fmt: skip
+    assert where.num_devices == 8
+
+
 def test_peaks_are_dense_not_sparse():
     # H100 SXM: the datasheet prints 1,979 TFLOP/s bf16 and 3,958 fp8, both with sparsity.
     assert gpu("h100").peak_flops_per_s("bf16") == pytest.approx(1979e12 / 2, rel=1e-3)

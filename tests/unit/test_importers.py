@@ -17,7 +17,7 @@ from schedlab.sim.cost.importers.aiconfigurator import (
     import_aiconfigurator,
     step_grid,
 )
-from schedlab.sim.cost.importers.csv_table import read_csv
+from schedlab.sim.cost.importers.csv_table import medians, read_csv
 from schedlab.sim.cost.importers.llmservingsim import (
     Options,
     _attention,
@@ -90,6 +90,10 @@ def step_us(path, tmp_path, options=None, shape=None):
     imported.save(tmp_path / "out")
     shape = shape or BatchShape(1, 50, 50, rows_sampled=1, decode_context_min_tokens=50)
     return load_profile(tmp_path / "out").step_ns(shape)[0] / 1000, imported
+
+
+def test_points_of_one_key_are_worth_their_median():
+    assert medians([(2.0, 5.0), (1.0, 9.0), (1.0, 4.0), (1.0, 2.0)]) == ((1.0, 2.0), (4.0, 5.0))
 
 
 def test_layers_of_the_list_are_added_up_with_qk_norm(tmp_path):

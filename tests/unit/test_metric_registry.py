@@ -193,6 +193,20 @@ def test_own_metric_is_described_by_its_attributes_or_by_defaults():
     assert (plain.axis, plain.better, plain.scale) == ("requests served", "lower", 1.0)
 
 
+def test_own_metric_whose_annotations_are_text_takes_numbers_where_it_says_so(monkeypatch):
+    module = ModuleType("of_the_future")
+    exec(  # what stands behind this import has its annotations as text
+        "from __future__ import annotations\n"
+        "def above(run, least: float = 1.0) -> float:\n    return least\n",
+        module.__dict__,
+    )
+    module.above.__module__ = module.__name__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert metric_named("of_the_future:above(least=3)").of(None) == 3.0
+    with pytest.raises(SpecError, match="least"):
+        metric_named("of_the_future:above(least=wide)")
+
+
 def test_own_metric_is_found_by_its_name_as_it_is_written(monkeypatch):
     module = ModuleType("written_as_it_is")
 

@@ -40,6 +40,7 @@ from schedlab.sim.metrics.step_totals import step_totals
 from schedlab.sim.record import columns
 from schedlab.sim.record import log as logs
 from schedlab.sim.record.columns import batches
+from schedlab.sim.record.token_times import decodes_before
 from schedlab.sim.result import RunResult
 from tests import laws
 from tests.laws import arrival
@@ -385,6 +386,18 @@ def test_totals_of_steps_in_batches_hold_where_an_engine_has_stopped_before(monk
     monkeypatch.setattr(columns, "BATCH_ROWS", 2)
     assert len(list(batches(steps))) > 4
     assert totals() == wanted
+
+
+def test_decode_steps_of_micro_batches_count_alike_where_the_last_batch_of_rows_has_few(
+    monkeypatch,
+):
+    micro_batch, num_decodes = np.array([0, 1, 2, 0, 1, 0]), np.array([1, 2, 3, 0, 4, 5])
+    steps = columns.LazyTable(
+        6, {"micro_batch": columns.held(micro_batch), "num_decodes": columns.held(num_decodes)}
+    )
+    assert decodes_before(steps).tolist() == [0, 2, 4, 5]
+    monkeypatch.setattr(columns, "BATCH_ROWS", 4)  # in the last rows there are fewer of them
+    assert decodes_before(steps).tolist() == [0, 2, 4, 5]
 
 
 def test_totals_of_any_steps_cut_anywhere_are_those_counted_step_by_step():

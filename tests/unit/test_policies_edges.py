@@ -268,3 +268,13 @@ def test_boosted_serves_who_comes_back_from_another_engine_by_its_arrival():
         policy.on_arrival(state, 9_500)
     view = SimpleNamespace(now_ns=9_500, waiting=came, waits=came.__contains__)
     assert [state.id for state in policy.candidates(view, None)] == [2, 0, 1]
+
+
+def test_boosted_serves_who_came_between_two_others_of_another_engine_between_them():
+    # Request 2 comes last and arrived second; the first and it have waited for long enough.
+    policy = registry.make("boosted", inner="fcfs", threshold_s=1e-6)
+    came = [RequestState(arrival(i, at).request) for i, at in enumerate((500, 9_000, 700))]
+    for state in came:
+        policy.on_arrival(state, 9_500)
+    view = SimpleNamespace(now_ns=9_500, waiting=came, waits=came.__contains__)
+    assert [state.id for state in policy.candidates(view, None)] == [0, 2, 1]

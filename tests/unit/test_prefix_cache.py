@@ -6,8 +6,10 @@ from schedlab import core
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.track import SpeculatingState, new_state
+from schedlab.sim.kv.free_queue import Run
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
+from schedlab.sim.kv.prefix_index import PrefixIndex
 from schedlab.sim.kv.prompt import STRETCH_BLOCKS, Prompt
 from schedlab.sim.request import RequestState
 from tests import laws
@@ -452,3 +454,12 @@ def test_tokens_that_a_cache_has_of_any_prompt_are_those_that_it_would_give():
                     held += 1
                 assert found == min(held, (tokens - 1) // BLOCK) * BLOCK
                 assert kv.cached_tokens(asked) == found
+
+
+def test_index_with_a_run_of_no_blocks_is_told_when_it_is_checked():
+    index, run = PrefixIndex(BLOCK), Run(2, key=5)
+    index.put(run, 0)
+    index.check()
+    run.count = 0  # its blocks were handed out, and its name was not taken back
+    with pytest.raises(AssertionError, match="an empty run has a name"):
+        index.check()

@@ -303,6 +303,16 @@ def test_swapping_and_impossible_repeats_are_refused():
         model().step_ns(BatchShape(0, 0, 0, ((4, 0),)), 2)
 
 
+def test_curve_of_a_profile_is_not_shared_unless_it_says_so(tmp_path):
+    write_table(tmp_path, META, PROFILE)
+    path = tmp_path / "table.json"
+    data = json.loads(path.read_text())
+    for row in data["by_tokens"]:
+        row.pop("shared", None)  # as in profiles of early versions
+    path.write_text(json.dumps(data))
+    assert [curve.shared for curve in read_table(tmp_path).by_tokens] == [False]
+
+
 def test_written_profile_reads_back_and_is_found_by_its_schema(tmp_path):
     reduce = RingAllReduce(4, 2, 100.0, 1e-6, 1e9)
     profile = replace(PROFILE, skew=SKEW, all_reduce=reduce)

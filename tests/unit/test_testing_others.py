@@ -108,6 +108,14 @@ class Anonymous(LinearCost):
         return {"object": "without a name"}
 
 
+class Lonely(LinearCost):
+    """Lets the context of one decode grow slower, if several steps of it are asked for."""
+
+    def step_ns(self, shape, k=1):
+        times = super().step_ns(shape, k)
+        return [ns - j * (shape.num_decodes == 1) for j, ns in enumerate(times)]
+
+
 class OneMore(LinearCost):
     """Prices a step more than it is asked for."""
 
@@ -120,6 +128,7 @@ BAD_MODELS = [
     (FreeOfCharge, "takes_time", "a step takes 0 ns"),
     (OneMore, "takes_time", "step_ns gives 121 times, not 120"),
     (FrozenContext, "prices_many_steps_as_single_ones", "step 1 takes .* alone and"),
+    (Lonely, "prices_many_steps_as_single_ones", "step 1 takes .* alone and"),
     (Warming, "answers_alike", "the same step takes"),
     (Cached, "hands_out_fresh_lists", "changes the model"),
     (Anonymous, "describes_itself", "has no name"),

@@ -293,6 +293,14 @@ def test_honest_policy_keeps(law):
     check_policy(registry.policy_class("sjf"), only=law, num_cases=4)
 
 
+def test_policy_that_pads_answers_may_go_by_who_has_ended_as_soon_as_one_has():
+    # A batch whose first answer is complete holds it: what it does then depends on a length.
+    def sealed():
+        return registry.make("multi_bin", bin_edges=[8], max_batch_size=3)
+
+    check_policy(sealed, only="cannot_see_lengths", num_cases=8)
+
+
 @pytest.mark.slow
 def test_policy_that_may_wait_is_not_asked_whether_it_idles():
     check_policy(Idling, may_wait=True, num_cases=2)
