@@ -193,6 +193,19 @@ def test_own_metric_is_described_by_its_attributes_or_by_defaults():
     assert (plain.axis, plain.better, plain.scale) == ("requests served", "lower", 1.0)
 
 
+def test_own_metric_is_shown_by_its_own_unit_label_and_scale(monkeypatch):
+    module = ModuleType("of_their_own")
+
+    def lost(run):
+        return 0.5
+
+    lost.unit, lost.label, lost.scale = "%", "what is lost", 100.0
+    module.lost = lost
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    told = metric_named("of_their_own:lost")
+    assert (told.axis, told.scale) == ("what is lost (%)", 100.0)
+
+
 def test_own_metric_whose_annotations_are_text_takes_numbers_where_it_says_so(monkeypatch):
     module = ModuleType("of_the_future")
     exec(  # what stands behind this import has its annotations as text
