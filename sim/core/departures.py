@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from schedlab.sim.config import EngineConfig
@@ -91,12 +91,12 @@ class Departures(Population):
 
     # -- with an answer, or without ------------------------------------------------------------
 
-    def finish(self, states: Iterable[RequestState], how: Finished, end_ns: int) -> None:
+    def finish(self, states: Collection[RequestState], how: Finished, end_ns: int) -> None:
         """Let requests finish whose last token came out.
 
         Parameters
         ----------
-        states : iterable of RequestState
+        states : collection of RequestState
             Who.
         how : {"leave", "hold", "hold_answer"}
             What becomes of them; see `BatchPlan.finished`.
@@ -107,7 +107,10 @@ class Departures(Population):
         if self.config.enable_prefix_caching:
             states = sorted(states, key=seat_number)  # blocks come free in this order
         self.num_turnovers += 1
-        batch = self.decodes
+        batch, running = self.decodes, self.running
+        for state in states:  # none of them runs any more when a policy is asked about the first
+            if how != "leave" or not self._overruns(state):
+                del running[state.id]
         for state in states:
             entry_ns = state._entry_ns
             if state._batch is batch:
@@ -115,11 +118,9 @@ class Departures(Population):
             else:  # its last token came out of a prefill
                 steps = batch.numbered_from + batch.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
-            overruns = how == "leave" and self._overruns(state)
+            overruns = state.id in running
             if overruns and isinstance(state, SpeculatingState):
                 self._draft_beyond_end(state)
-            if not overruns:
-                del self.running[state.id]
             state.served_ns += end_ns - state._seated_ns
             if self.hands_over is not None and self.hands_over(state, end_ns):
                 self._hand_over(state, end_ns)

@@ -12,7 +12,7 @@ from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.request import RequestState, Session, Status
+from schedlab.sim.request import Arrival, Request, RequestState, Session, Status, Turn
 from tests import laws, sessions
 
 CONFIG = EngineConfig(
@@ -380,6 +380,45 @@ def test_infercept_keeps_until_having_it_back_would_have_wasted_as_much(tiers, k
     laws.run(policy, work, with_tiers(*tiers), cost=COST)
     assert until[0] == kept_ns
     assert until[1] == 0
+
+
+def sent(number, start_ns, prompt, output, session, after=(), delay_ns=0, tool=None, names=()):
+    """Return a request of a session, and what begins its prompt."""
+    request = Request(number, start_ns, prompt, 1 << 20, session=session, prefix_hash_ids=names)
+    return Arrival(request, output, start_ns, Turn(after, delay_ns, tool=tool, answer_hash_ids=()))
+
+
+def kept_over_time(policy, work, config):
+    """Run it; return when requests are first scheduled, what they find, and who is kept, since."""
+    seen = []
+
+    def observe(engine):
+        kept = dict(engine.requests.kept_until_ns)
+        if kept != (seen[-1][1] if seen else {}):
+            seen.append((engine.now_ns, kept))
+
+    columns = laws.run(policy, work, config, observer=observe).requests()
+    facts = [columns[name] for name in ("id", "first_scheduled_ns", "prefix_hit_tokens")]
+    rows = zip(*[one.tolist() for one in facts], strict=True)
+    found = {i: (first_ns, hit) for i, first_ns, hit in rows}
+    return found, seen
+
+
+@pytest.mark.parametrize("other", [None, "ends", "runs"])
+def test_infercept_counts_as_others_who_run_none_that_end_in_the_same_step(other):
+    # Two equal sessions end together; a third may end with them, or run on with 20 + 4 tokens.
+    work = [
+        sent(i, 0, 20, 5, f"s{i}", tool="search", names=tuple(range(9 * i, 9 * i + 5)))
+        for i in (0, 1)
+    ]
+    if other is not None:
+        work.append(sent(2, 0, 20, 5 if other == "ends" else 20, "s2"))
+    _, kept = kept_over_time(registry.make("infercept"), work, replace(CACHED, num_blocks=200))
+    (_, until_ns), ended_ns = kept[0], kept[0][0]
+    others = 20 + 4 if other == "runs" else 0
+    recomputing_ns = laws.LinearCost().step_ns(BatchShape(0, 0, 0, ((25, 0),), rows_sampled=0))[0]
+    kept_ns = int(recomputing_ns * (25 + others) / 25)
+    assert until_ns == {0: ended_ns + kept_ns, 1: ended_ns + kept_ns}
 
 
 @pytest.mark.parametrize(
