@@ -201,7 +201,7 @@ class Lifecycle(Departures):
                 self.tiers.reuse(state, cached_tokens)
             self._take_over(state, cached_tokens)
         self._note_scheduled(state, was_here, cached_tokens, now_ns)
-        self._drop_kept_of_session(state)
+        self._drop_kept_for(state)
 
     def _load(self, state: RequestState, parts: Parts, cached_tokens: int, now_ns: int) -> None:
         """Give a request memory, and a seat, unless it takes that when what is loaded is there."""
@@ -224,7 +224,7 @@ class Lifecycle(Departures):
             self.tiers.reuse(state, local_tokens)
             self._take_over(state, cached_tokens)
             self.tiers.load(state, parts, num_free)
-        self._drop_kept_of_session(state)
+        self._drop_kept_for(state)
 
     def settle(self, now_ns: int) -> None:
         """Let copies to and from lower tiers end that are done, and those run who waited."""
@@ -282,11 +282,12 @@ class Lifecycle(Departures):
         elif was_here:
             self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
 
-    def _drop_kept_of_session(self, state: RequestState) -> None:
-        if state.session is not None and self.kept:  # what it can use of it, it holds now itself
-            own = [i for i, other in self.kept.items() if other.session is state.session]
-            for request_id in own:
-                self._drop_kept(request_id)
+    def _drop_kept_for(self, state: RequestState) -> None:
+        """Let go what was kept for an admitted request: what it can use of it, it holds itself."""
+        if self.kept and state.id in self.turns:
+            for request_id in self.turns[state.id].parents:
+                if request_id in self.kept:
+                    self._drop_kept(request_id)
 
     def _reject(self, state: RequestState, reason: str, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)

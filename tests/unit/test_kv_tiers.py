@@ -785,7 +785,7 @@ def test_request_that_loads_reuses_no_more_than_the_gpu_holds():
         holding={},
         kv=SimpleNamespace(free_blocks=9),
         _take_over=lambda state, cached_tokens: None,
-        _drop_kept_of_session=lambda state: None,
+        _drop_kept_for=lambda state: None,
     )
     Lifecycle._load(requests, state, ((0, (3, 4)), (1, (5,))), 6 * BLOCK, 0)
     assert told == [3 * BLOCK], "six blocks, of which three are loaded"

@@ -421,6 +421,27 @@ def test_infercept_counts_as_others_who_run_none_that_end_in_the_same_step(other
     assert until_ns == {0: ended_ns + kept_ns, 1: ended_ns + kept_ns}
 
 
+def test_memory_kept_for_one_branch_of_a_session_outlasts_the_admission_of_another():
+    # Two calls begin alike and have a tool each. That of the first is soon done; then another
+    # session fills the memory that is free, before that of the second is.
+    root = tuple(range(4))
+    left, right = root + tuple(range(10, 16)), root + tuple(range(20, 26))
+    work = [
+        sent(0, 0, 16, 4, "a", names=root),
+        sent(1, 0, 40, 2, "a", (0,), tool="fast", names=left),
+        sent(2, 0, 40, 2, "a", (0,), tool="slow", names=right),
+        sent(3, 0, 44, 40, "a", (1,), 5_000, names=(*left, 30)),
+        sent(4, 0, 44, 2, "a", (2,), 45_000, names=(*right, 31)),
+        sent(5, 0, 48, 2, "a", (3, 4), 5_000, names=(*left, 30)),
+        sent(6, 25_000, 60, 2, "b", names=tuple(range(50, 65))),
+    ]
+    policy = registry.make("continuum", default_ttl_s=1e-3)
+    found, kept = kept_over_time(policy, work, replace(CACHED, num_blocks=40))
+    assert [found[i][1] for i in (3, 4)] == [40, 40]
+    assert [list(now) for _, now in kept] == [[1, 2], [2], []]
+    assert [ns for ns, _ in kept][1:] > [found[3][0], found[4][0]]  # the steps of these end then
+
+
 @pytest.mark.parametrize(
     ("prompt", "chunks"),
     [
