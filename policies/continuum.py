@@ -19,9 +19,11 @@ class Continuum(Retaining):
     chosen that gains the most: the share of calls that are back by then, times the time of
     computing the context again (or of loading it from a tier below, where that is sooner), less the
     mean time that memory is held for nothing but waiting, times `memory_price`. Until a tool was
-    called `min_calls` times, memory is kept for `default_ttl_s`. Answers for a user are given up at
-    once. What is given up may still be found in the prefix cache. Needs prefix caching (without it
-    nothing is kept), and the step time of prompts.
+    called `min_calls` times, memory is kept for `default_ttl_s`. A call's time is that from its
+    answer to the request that needs this answer alone: where several are needed, who knows which
+    tool took so long? Answers for a user are given up at once. What is given up may still be found
+    in the prefix cache. Needs prefix caching (without it nothing is kept), and the step time of
+    prompts.
 
     The objective is ours, after the paper's words: it weighs the cost of recomputing, and the order
     kept, against the memory held. Its estimate of the queueing delay that keeping saves is not
@@ -59,12 +61,10 @@ class Continuum(Retaining):
         self._past_ns: dict[str, deque[int]] = {}
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
-        """Learn how long the tool took that the session waited for."""
-        session = state.session
-        if session is None or session.tool is None or session.num_in_flight > 1:
-            return
-        past_ns = self._past_ns.setdefault(session.tool, deque(maxlen=MOST_CALLS))
-        past_ns.append(session.last_gap_ns)
+        """Learn how long the tool took that the request waited for."""
+        if state.awaited_call is not None:
+            tool, took_ns = state.awaited_call
+            self._past_ns.setdefault(tool, deque(maxlen=MOST_CALLS)).append(took_ns)
 
     def keeps_until(self, state: RequestState, now_ns: int) -> int:
         """Return the end of the time-to-live."""

@@ -149,7 +149,10 @@ class Request:
 
 
 class Turn(NamedTuple):
-    """What only the client of a session knows of a request: what it waits for, what it leads to."""
+    """What only the client of a session knows of a request: what it waits for, what it leads to.
+
+    A server is told the former when it comes, and the latter when its answer is there.
+    """
 
     parents: tuple[int, ...] = ()
     """Requests of the session whose answers it needs; it is sent when it has the last of them.
@@ -233,13 +236,16 @@ class Session:
         Tokens of its answers.
     tool : str or None
         What the last answer calls; None if it is for the user.
+    calls : dict of int to (str, int)
+        Of its requests whose answers call a tool, by their ids: which, and when they were there.
     noted : Any
         What a policy has noted of it in its hooks, for all engines of a fleet; None if nothing.
     """
 
     __slots__ = (
-        "attained_ns", "critical_ns", "generated_tokens", "last_answer_ns", "last_gap_ns", "name",
-        "noted", "num_answered", "num_in_flight", "num_sent", "start_ns", "tool", "waited_ns",
+        "attained_ns", "calls", "critical_ns", "generated_tokens", "last_answer_ns", "last_gap_ns",
+        "name", "noted", "num_answered", "num_in_flight", "num_sent", "start_ns", "tool",
+        "waited_ns",
     )  # fmt: skip
 
     def __init__(self, name: str, start_ns: int) -> None:
@@ -255,6 +261,7 @@ class Session:
         self.critical_ns = 0
         self.generated_tokens = 0
         self.tool: str | None = None
+        self.calls: dict[int, tuple[str, int]] = {}
         self.noted: Any = None
 
 
@@ -286,6 +293,9 @@ class RequestState:
         What is known of its session, if the workload is made of sessions.
     tool : str or None
         What its answer calls, when that is there; None if it is for the user.
+    awaited_call : (str, int) or None
+        The tool that the one answer calls which it needs, and how long after that it came, in ns;
+        None if that is for the user, or it needs none, or several: who knows which took so long?
     served_ns : int
         How long it held a seat, up to when it last gave one up.
     critical_ns : int
@@ -300,6 +310,7 @@ class RequestState:
         "_seat",
         "_seated_ns",
         "_stint_start",
+        "awaited_call",
         "cached_tokens",
         "critical_ns",
         "first_scheduled_ns",
@@ -335,6 +346,7 @@ class RequestState:
         self.prompt: Prompt | None = None
         self.session: Session | None = None
         self.tool: str | None = None
+        self.awaited_call: tuple[str, int] | None = None
         self.served_ns = 0
         self.critical_ns = 0
         self._batch: DecodeBatch | None = None

@@ -85,7 +85,7 @@ class Lifecycle(Departures):
     def _enqueue(self, state: RequestState, now_ns: int) -> None:
         is_new = state.session is None  # another engine may have had it
         if is_new and state.id in self.turns and state.request.session is not None:
-            self.sessions.arrived(state, now_ns)
+            self.sessions.arrived(state, now_ns, self.turns[state.id].parents)
         if self._on_arrival is not None:
             self._on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)

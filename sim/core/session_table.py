@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schedlab.sim.request import RequestState, Session
 
 
@@ -18,8 +20,8 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def arrived(self, state: RequestState, now_ns: int) -> None:
-        """Note that a request has come, and give it its session."""
+    def arrived(self, state: RequestState, now_ns: int, parents: Sequence[int] = ()) -> None:
+        """Note that a request has come that needs the answers of `parents`; give it its session."""
         name = state.request.session
         assert name is not None
         session = self._sessions.get(name)
@@ -28,6 +30,9 @@ class SessionTable:
         if session.num_answered and not session.num_in_flight:
             session.last_gap_ns = now_ns - session.last_answer_ns
         session.num_sent += 1
+        if len(parents) == 1 and parents[0] in session.calls:
+            tool, answered_ns = session.calls[parents[0]]
+            state.awaited_call = tool, now_ns - answered_ns
         state.critical_ns = session.critical_ns
         session.num_in_flight += 1
         state.session = session
@@ -40,6 +45,8 @@ class SessionTable:
         session.num_answered += 1
         session.last_answer_ns = now_ns
         session.tool = state.tool
+        if state.tool is not None:
+            session.calls[state.id] = state.tool, now_ns
         session.attained_ns += state.served_ns
         session.generated_tokens += state.num_output_tokens
         session.waited_ns += now_ns - state.queued_ns - state.served_ns

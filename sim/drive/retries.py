@@ -139,6 +139,7 @@ def catch_up(state: RequestState, sent: RequestState) -> None:
     state.cached_tokens = sent.cached_tokens
     state.prefix_hit_tokens = sent.prefix_hit_tokens
     state.session = sent.session
+    state.awaited_call = sent.awaited_call
     state.critical_ns = sent.critical_ns
     state.served_ns = sent.served_ns
     state._generated = sent.num_output_tokens

@@ -395,7 +395,8 @@ def calls(_: str) -> dict[str, Any]:
             else:
                 state = RequestState(Request(i, now_ns, 3, 9, session=draw.choice(("a", "b"))))
                 state.queued_ns = now_ns
-                table.arrived(state, now_ns)
+                needs = [draw.randrange(i) for _ in range(draw.choice((0, 1, 1, 2)))] if i else []
+                table.arrived(state, now_ns, tuple(needs))
                 policy.on_arrival(state, now_ns)
                 there.append(state)
             session = state.session
@@ -403,7 +404,8 @@ def calls(_: str) -> dict[str, Any]:
             told.append(
                 [session.last_gap_ns, session.attained_ns, session.waited_ns, session.critical_ns,
                  session.num_in_flight, session.num_sent, session.generated_tokens,
-                 state.critical_ns, {k: list(v) for k, v in policy._past_ns.items()}]
+                 state.critical_ns, state.awaited_call,
+                 {k: list(v) for k, v in policy._past_ns.items()}]
             )  # fmt: skip
         found[str(number)] = combined.text_digest(told)
     return found

@@ -322,12 +322,11 @@ def test_continuum_keeps_from_now_on_what_the_past_of_the_very_tool_says():
     draw, past = random.Random(2), {}
     for i in range(80):
         tool, gap_ns = draw.choice(("search", "shell", None)), draw.randrange(1, 90)
-        side_by_side = draw.choice((1, 1, 2))
-        session = SimpleNamespace(tool=tool, num_in_flight=side_by_side, last_gap_ns=gap_ns)
-        state = SimpleNamespace(session=draw.choice((session, session, None)), tool=tool)
+        call = draw.choice(((tool, gap_ns), (tool, gap_ns), None)) if tool is not None else None
+        state = SimpleNamespace(awaited_call=call, tool=tool)
         now_ns = 1_000 * i
         policy.on_arrival(state, now_ns)
-        if state.session is not None and tool is not None and side_by_side == 1:
+        if call is not None:
             past.setdefault(tool, []).append(gap_ns)
         known = past.get(tool, [])
         if tool is None:
@@ -342,6 +341,29 @@ def test_continuum_keeps_from_now_on_what_the_past_of_the_very_tool_says():
             best = max(gains, key=gains.get)
             expected = now_ns + (best + 1 if gains[best] > 0 else 0)
         assert policy.keeps_until(state, now_ns) == expected
+
+
+def test_continuum_learns_the_time_of_each_tool_though_they_work_side_by_side():
+    # Two calls of each session begin alike and have a tool each; a last one needs both.
+    root, work = tuple(range(4)), []
+    left, right = root + tuple(range(10, 16)), root + tuple(range(20, 26))
+    for i in range(5):
+        a, b, c, d, e, f = range(6 * i, 6 * i + 6)
+        start_ns, name = 1_000_000 * i, f"a{i}"
+        work += [
+            sent(a, start_ns, 16, 4, name, names=root),
+            sent(b, start_ns, 40, 2, name, (a,), tool="fast", names=left),
+            sent(c, start_ns, 40, 2, name, (a,), tool="slow", names=right),
+            sent(d, start_ns, 44, 2, name, (b,), 5_000 + i, tool="fast", names=(*left, 30)),
+            sent(e, start_ns, 44, 2, name, (c,), 400_000 + i, tool="slow", names=(*right, 31)),
+            sent(f, start_ns, 50, 2, name, (d, e), 70, names=(*left, 30)),
+        ]
+    policy = registry.make("continuum", min_calls=2)
+    laws.run(policy, work, replace(CACHED, num_blocks=100))
+    took_ns = {tool: list(past_ns) for tool, past_ns in policy._past_ns.items()}
+    assert took_ns == {
+        "fast": [5_000 + i for i in range(5)], "slow": [400_000 + i for i in range(5)],
+    }  # fmt: skip
 
 
 def with_tiers(*tiers):

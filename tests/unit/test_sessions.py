@@ -268,6 +268,36 @@ def test_session_knows_its_requests_by_when_they_were_known_and_not_by_when_they
     assert len(table) == 0
 
 
+@pytest.mark.parametrize(
+    ("parents", "awaited"),
+    [
+        ((0,), ("search", 400 - 100)),
+        ((1,), ("shell", 400 - 250)),  # whatever was answered last
+        ((2,), None),  # for the user
+        ((3,), None),  # on its way
+        ((0, 1), None),  # which of them took so long?
+        ((), None),
+        ((8,), None),  # another session's
+    ],
+)
+def test_request_knows_the_call_that_it_waited_for_if_it_needs_that_answer_alone(parents, awaited):
+    table = SessionTable()
+
+    def ask(number, session="s"):
+        return RequestState(replace(laws.arrival(number, 0, 4, 2).request, session=session))
+
+    answers = ((0, "search", 100, "s"), (1, "shell", 250, "s"), (2, None, 300, "s"))
+    for number, tool, answered_ns, session in (*answers, (8, "search", 310, "t")):
+        state = ask(number, session)
+        table.arrived(state, 10)
+        state.tool = tool
+        table.answered(state, answered_ns)
+    table.arrived(ask(3), 20)
+    last = ask(4)
+    table.arrived(last, 400, parents)
+    assert last.awaited_call == awaited
+
+
 @pytest.mark.parametrize("places", [None, 2])
 def test_first_turns_are_submitted_when_each_is_ready_whoever_waits_for_a_prediction(places):
     # A session starts at its time, or when a place is free; its clock then, and the prediction is
