@@ -1,5 +1,7 @@
 """Program-level first come, first served: by when the session began."""
 
+from collections.abc import Sequence
+
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.registry import register
 from schedlab.sim.request import RequestState
@@ -13,8 +15,8 @@ class ProgramFirstComeFirstServed(ContinuousBatching):
     not sent behind everybody who came since, turn after turn. Needs to know which session a
     request belongs to; a request without one is a session of its own. Nobody starves, but a long
     session holds up all that began behind it. Running requests are not preempted for others; memory
-    is taken from the session that began last. Skip-ahead is honest because a session's start
-    never changes.
+    is taken from the session that began last (the authors' code spares last turns, which nobody
+    knows here). Skip-ahead is honest because a session's start never changes.
     """
 
     source = (
@@ -25,3 +27,7 @@ class ProgramFirstComeFirstServed(ContinuousBatching):
         """Order by the start of the session."""
         session = state.session
         return state.request.arrival_ns if session is None else session.start_ns
+
+    def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
+        """Take from the session that began last; of one session, from its latest request."""
+        return max(running, key=lambda s: (self.key(s, now_ns), s.request.arrival_ns, s.id))

@@ -85,6 +85,30 @@ def test_program_fcfs_serves_a_later_turn_before_a_session_that_began_later():
     assert started("program_fcfs", work) == [0, 2, 1, 3]
 
 
+@pytest.mark.parametrize(
+    ("name", "evicted"), [("fcfs", 1), ("program_fcfs", 2), ("infercept", 2), ("continuum", 2)]
+)
+@pytest.mark.parametrize("in_order", [False, True])
+def test_memory_is_taken_from_the_session_that_began_last_though_the_other_was_admitted_after_it(
+    name, evicted, in_order
+):
+    # b (2) is there before the second turn of a (1); both answers do not fit 24 blocks.
+    work = sessions.requests("a", 0, 0, [([], 0, 8, 2), ([0], 20_000, 8, 60)])
+    work += sessions.requests("b", 2, 5_000, [([], 0, 8, 60)])
+    config = replace(
+        CONFIG, num_blocks=24, max_model_len=80, max_num_seqs=4, preempt_in_order=in_order
+    )
+    columns = laws.run(registry.make(name), work, config).requests()
+    assert columns["id"][columns["num_preemptions"] > 0].tolist() == [evicted]
+
+
+def test_of_one_session_memory_is_taken_from_the_latest_request():
+    work = sessions.requests("a", 0, 0, [([], 0, 8, 30), ([], 5_000, 8, 30), ([], 2_000, 8, 30)])
+    config = replace(CONFIG, num_blocks=24, max_model_len=80, max_num_seqs=4)
+    columns = laws.run(registry.make("program_fcfs"), work, config).requests()
+    assert columns["id"][columns["num_preemptions"] > 0].tolist() == [1]
+
+
 def test_plas_serves_the_session_that_had_less_first():
     # When 0 ends, a has had 300 ns and its next turn is sent at once; b and c have had nothing.
     work = sessions.requests("a", 0, 0, [([], 0, 4, 3), ([0], 0, 4, 2)])
