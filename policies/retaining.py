@@ -14,7 +14,8 @@ class Retaining(ProgramFirstComeFirstServed):
     """Serve the session that began first, and keep the memory of some that wait for a tool.
 
     What is kept gives way, the session that began last first, to running requests that need a
-    block, and to the head of the queue where nobody runs or is being loaded.
+    block, and to the head of the queue where nobody runs or is being loaded; what is kept for its
+    own session then goes last. Nobody else takes it: behind the head there is one who runs.
 
     Skip-ahead is honest because the engine ends a segment where memory stops being kept, and
     because free blocks only fall until then.
@@ -74,17 +75,20 @@ class Retaining(ProgramFirstComeFirstServed):
         if builder.preempted:
             return builder.build()
         could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
+        is_first = True
         for state in view.waiting:
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 break
             granted = builder.grant(state)
-            while not granted and kept and not view.residents:
-                other = kept.pop()
-                if other.session is not state.session:
-                    builder.preempt(other)
+            if not granted and is_first and not view.residents:
+                # Its own session's last: its prompt may begin with that.
+                kept.sort(key=lambda other: other.session is not state.session)
+                while kept and not granted:
+                    builder.preempt(kept.pop())
                     granted = builder.grant(state)
             if not granted:
                 break
+            is_first = False
         return builder.build(*self.promise(view, hooks_matter=could_admit))
 
     def horizon(self, view: EngineView) -> tuple[int, int]:

@@ -530,98 +530,99 @@ def test_continuum_weighs_what_loading_takes_where_that_is_sooner(bytes_per_s, s
     assert seen == [saved_ns]
 
 
-def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs():
-    kept = [SimpleNamespace(id=i, rank=rank, session=i) for i, rank in ((0, 2), (1, 3), (2, 1))]
-    running = SimpleNamespace(id=9, session=9)
+class Keeping(Retaining):
+    """Keeps memory for a tool for ten microseconds."""
 
-    class Ranks(Retaining):
-        """Sessions by a number of theirs."""
+    def keeps_until(self, state, now_ns):
+        """Return the time in ten microseconds, or now."""
+        return now_ns + (10_000 if state.tool is not None else 0)
 
-        def key(self, state, now_ns):
-            return state.rank
 
-        def victim(self, running, now_ns):
-            return running[-1]
+def kept_work(*others):
+    """Return two sessions whose memory is kept from 100 and 300 on, four blocks each, and more."""
+    first = sent(0, 0, 15, 1, "first", tool="x", names=(0, 1, 2))
+    second = sent(1, 200, 15, 1, "second", tool="x", names=(10, 11, 12))
+    return [first, second, *others]
 
-    def preempted(num_failures):
-        gone, failures = [], iter([False] * num_failures)
-        builder = SimpleNamespace(
-            grant_running=lambda: next(failures, True), preempt=lambda state: gone.append(state.id),
-            running=lambda: [running], preempted=gone, build=lambda *promise: gone,
-        )  # fmt: skip
-        return Ranks().plan(SimpleNamespace(kept=kept, running=[running], now_ns=0), builder)
 
-    assert preempted(2) == [1, 0]
-    assert preempted(4) == [1, 0, 2, 9]
+def kept_at_the_end_of_the_step_at(ns, work, config):
+    """Run it; return who is first scheduled then, and whose memory is kept at the end of it."""
+    kept = []
+
+    def observe(engine):
+        if engine.now_ns > ns and not kept:
+            kept.append(list(engine.requests.kept))
+
+    columns = laws.run(Keeping(), work, config, cost=COST, observer=observe).requests()
+    return columns["id"][columns["first_scheduled_ns"] == ns].tolist(), kept[0]
 
 
 @pytest.mark.parametrize(
-    ("there", "num_blocks", "seats", "granted", "gone"),
+    ("num_running", "kept", "evicted"),
+    [(1, [0], []), (4, [0], []), (5, [], []), (8, [], []), (9, [], [10])],
+)
+@pytest.mark.parametrize("in_order", [False, True])
+def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs(
+    num_running, kept, evicted, in_order
+):
+    # Each of those who run has a block of its own from 400 on, and needs another at 500.
+    work = kept_work(*[sent(2 + i, 400, 4, 3, f"s{i}") for i in range(num_running)])
+    config = replace(CACHED, num_blocks=8 + num_running, max_model_len=16, max_num_seqs=9)
+    config = replace(config, preempt_in_order=in_order)
+    seen = []
+
+    def observe(engine):
+        if engine.now_ns >= 600 and not seen:
+            seen.append(list(engine.requests.kept))
+
+    columns = laws.run(Keeping(), work, config, cost=COST, observer=observe).requests()
+    assert seen == [kept]
+    assert columns["id"][columns["num_preemptions"] > 0].tolist() == evicted
+
+
+@pytest.mark.parametrize(
+    ("runs", "free_blocks", "seats", "granted", "kept"),
     [
-        # What is kept goes from the last on, four blocks each, but for that of who would have it.
-        ("", 10, 9, ["a", "b"], [1]),
-        ("", 9, 9, ["a", "b"], [1]),
-        ("", 3, 9, ["a", "b"], [1, 0]),
-        ("", 15, 9, ["a", "b", "c"], []),
-        ("", 6, 1, ["a"], []),
-        ("runs", 6, 9, ["a"], []),  # somebody runs, so what is kept stays
-        ("runs", 5, 9, [], []),
-        ("loads", 5, 9, [], []),  # and where somebody will
+        # What is kept goes from the last on, four blocks each, and for the first who waits alone.
+        (False, 15, 9, [2, 3, 4], [0, 1]),
+        (False, 10, 9, [2, 3], [0, 1]),
+        (False, 9, 9, [2], [0, 1]),
+        (False, 6, 1, [2], [0, 1]),
+        (False, 5, 9, [2], [0]),
+        (False, 2, 9, [2], [0]),
+        (False, 1, 9, [2], []),
+        (True, 6, 9, [2], [0, 1]),  # somebody runs, so what is kept stays
+        (True, 5, 9, [], [0, 1]),
     ],
 )
 def test_kept_memory_gives_way_to_the_head_of_the_queue_where_nobody_runs(
-    there, num_blocks, seats, granted, gone
+    runs, free_blocks, seats, granted, kept
 ):
-    # Those who wait want six, four and five blocks; c is of the session whose memory goes last.
-    session = ["first", "second", "third"]
-    kept = [SimpleNamespace(id=i, rank=i, session=session[i]) for i in (0, 1)]
-    waiting = [
-        SimpleNamespace(id=name, blocks=blocks, session=own)
-        for name, blocks, own in (("a", 6, "third"), ("b", 4, "x"), ("c", 5, "first"))
-    ]
-    found = SimpleNamespace(granted=[], gone=[], free=num_blocks, promised=[])
-
-    class Builder:
-        preempted = ()
-        tokens_left = 1
-
-        @property
-        def seats_left(self):
-            return seats - len(found.granted)
-
-        def grant_running(self):
-            return True
-
-        def grant(self, state):
-            if found.free < state.blocks:
-                return 0
-            found.free -= state.blocks
-            found.granted.append(state.id)
-            return 1
-
-        def preempt(self, state):
-            found.gone.append(state.id)
-            found.free += 4
-
-        def build(self, *promise):
-            return promise
-
-    class Ranks(Retaining):
-        def key(self, state, now_ns):
-            return state.rank
-
-        def promise(self, view, hooks_matter):
-            found.promised.append(hooks_matter)
-            return 7, 70
-
-    other = [SimpleNamespace(id=9)]
-    view = SimpleNamespace(
-        kept=kept, running=other if there == "runs" else [], residents=other if there else [],
-        waiting=waiting, now_ns=0,
+    # Those who wait want six, four and five blocks; who runs has eleven.
+    waiting = [sent(i, 5_000, p, 3, f"s{i}") for i, p in ((2, 21), (3, 13), (4, 17))]
+    running = [sent(9, 4_000, 33, 11, "runs")] if runs else []
+    config = replace(
+        CACHED, num_blocks=8 + 11 * runs + free_blocks, max_model_len=32 + 12 * runs,
+        max_num_seqs=seats,
     )  # fmt: skip
-    assert Ranks().plan(view, Builder()) == (7, 70)
-    assert (found.granted, found.gone) == (granted, gone)
-    assert found.promised == [True]
+    work = kept_work(*running, *waiting)
+    assert kept_at_the_end_of_the_step_at(5_000, work, config) == (granted, kept)
+
+
+@pytest.mark.parametrize(("free_blocks", "kept"), [(3, [0]), (2, []), (1, [])])
+def test_kept_memory_of_its_own_session_is_the_last_to_give_way(free_blocks, kept):
+    # The next turn of the second session finds three blocks of six, and ends what is kept for it.
+    work = kept_work(sent(2, 200, 21, 3, "second", (1,), 4_700, names=(10, 11, 12)))
+    config = replace(CACHED, num_blocks=8 + free_blocks, max_model_len=32)
+    found, _ = kept_over_time(Keeping(), work, config)
+    assert found[2][1] == 12
+    assert kept_at_the_end_of_the_step_at(5_000, work, config) == ([2], kept)
+
+
+def test_kept_memory_of_another_branch_of_its_session_does_not_let_the_engine_stand_still():
+    work = kept_work(sent(2, 200, 31, 1, "second", (), 4_800))
+    config = replace(CACHED, num_blocks=8, max_model_len=32)
+    assert kept_at_the_end_of_the_step_at(5_000, work, config) == ([2], [])
 
 
 def test_program_srpt_goes_by_what_the_session_still_generates_and_without_one_by_the_request():
