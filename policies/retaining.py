@@ -68,10 +68,9 @@ class Retaining(ProgramFirstComeFirstServed):
             return super().plan(view, builder)
         kept = self._kept(view)
         while view.running and not builder.grant_running():
-            if kept:
-                builder.preempt(kept.pop())
-            else:
-                builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
+            if not kept:
+                return super().plan(view, builder)
+            builder.preempt(kept.pop())
         if builder.preempted:
             return builder.build()
         could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)

@@ -580,6 +580,28 @@ def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs(
     assert columns["id"][columns["num_preemptions"] > 0].tolist() == evicted
 
 
+@pytest.mark.parametrize(("in_order", "first_token_ns"), [(False, 750), (True, 850)])
+def test_where_nothing_is_kept_any_more_running_requests_preempt_as_without(
+    in_order, first_token_ns
+):
+    # At 650 request 3 wants what is left of its prompt, of 22 tokens: 14 are computed beside 2, a
+    # budget of eight a step. It needs two blocks, one is kept, and then 2 gives way. In order it
+    # has asked for the seven tokens that 2 left, and they stay seven.
+    work = [
+        sent(0, 0, 4, 1, "first"),
+        sent(3, 0, 22, 2, "first", (0,), 300),
+        sent(1, 0, 4, 1, "kept", tool="x", names=(0,)),
+        sent(2, 150, 3, 20, "last"),
+    ]
+    config = replace(
+        CACHED, num_blocks=7, max_model_len=28, max_num_batched_tokens=8,
+        scheduler_reserve_full_isl=False, preempt_in_order=in_order,
+    )  # fmt: skip
+    columns = laws.run(Keeping(), work, config, cost=COST).requests()
+    assert columns["id"][columns["num_preemptions"] > 0].tolist() == [2]
+    assert columns["first_token_ns"][columns["id"] == 3].tolist() == [first_token_ns]
+
+
 @pytest.mark.parametrize(
     ("runs", "free_blocks", "seats", "granted", "kept"),
     [
