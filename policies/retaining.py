@@ -68,7 +68,7 @@ class Retaining(ProgramFirstComeFirstServed):
             return super().plan(view, builder)
         kept = self._kept(view)
         while view.running and not builder.grant_running():
-            if not kept:
+            if not kept:  # who runs gives way, as if nothing had been
                 return super().plan(view, builder)
             builder.preempt(kept.pop())
         if builder.preempted:
@@ -79,6 +79,8 @@ class Retaining(ProgramFirstComeFirstServed):
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 break
             granted = builder.grant(state)
+            if not granted and builder.defers(state):
+                continue
             if not granted and is_first and not view.residents:
                 # Its own session's last: its prompt may begin with that.
                 kept.sort(key=lambda other: other.session is not state.session)

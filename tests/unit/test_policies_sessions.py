@@ -647,6 +647,41 @@ def test_kept_memory_of_another_branch_of_its_session_does_not_let_the_engine_st
     assert kept_at_the_end_of_the_step_at(5_000, work, config) == ([2], [])
 
 
+@pytest.mark.parametrize("later_ns", [0, 1])
+@pytest.mark.parametrize("tool", ["x", None])
+def test_who_waits_for_blocks_that_another_loads_neither_takes_what_is_kept_nor_holds_others_up(
+    later_ns, tool
+):
+    # What 0 began with has gone to the host when 5 and 6 come, which begin so, too: 5 loads it in
+    # 100,000 ns, and 6 waits for that. 7 waits for nothing; memory for all is free, whether that of
+    # 3 is kept or not.
+    start, other = tuple(range(10)), tuple(range(200, 224))
+    work = [
+        sent(0, 0, 44, 2, "a", names=(*start, 99)),
+        sent(1, 100_000, 96, 4, "b", names=other),
+        sent(2, 120_000, 96, 4, "c", names=tuple(range(600, 624))),
+        sent(3, 200_000, 16, 2, "d", tool=tool, names=tuple(range(300, 304))),
+        sent(4, 200_000, 20, 2, "d", (3,), 900_000, names=tuple(range(300, 304))),
+        sent(5, 300_000, 44, 2, "e", names=(*start, 400)),
+        sent(6, 300_000 + later_ns, 44, 2, "f", names=(*start, 401)),
+        sent(7, 300_000 + 2 * later_ns, 8, 2, "g"),
+    ]
+    tier = KVTier("cpu", 500, 1e8, 1e12, 0, 0, "through")
+    config = replace(
+        with_tiers(tier), num_blocks=45, max_num_batched_tokens=128, max_num_seqs=8,
+        kv_load="always", kv_block_bytes=1_000,
+    )  # fmt: skip
+    found, kept = kept_over_time(registry.make("continuum", default_ttl_s=1e-3), work, config)
+    assert found[5] == found[6] == (400_000, 40)
+    assert found[7][0] == 300_000 + 2 * later_ns
+    if tool is not None:
+        (_, until), (let_go_ns, nobody) = kept
+        assert list(until) == [3]
+        assert nobody == {}
+        assert found[4] == (until[3] - 1_000_000 + 900_000, 16)
+        assert found[4][0] < let_go_ns < until[3]  # at the end of the step that admits 4
+
+
 def test_program_srpt_goes_by_what_the_session_still_generates_and_without_one_by_the_request():
     policy = registry.make("program_srpt")
     for number, (total, session, predicted, now) in enumerate((
