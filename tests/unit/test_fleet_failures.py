@@ -166,13 +166,14 @@ def test_request_that_is_sent_again_keeps_its_past_and_no_memory():
     kept = (
         "queued_ns", "first_scheduled_ns", "first_token_ns", "num_preemptions",
         "recomputed_tokens", "cached_tokens", "prefix_hit_tokens", "critical_ns", "served_ns",
-        "awaited_call",
     )  # fmt: skip
     for number, name in enumerate(kept, 100):
         setattr(sent, name, number)
+    sent.awaited_call = "search", 7
     sent._generated, sent._computed, sent.session = 3, 22, Session("its own", 5)
     fresh = as_received(sent, CONFIG)
-    assert [getattr(fresh, name) for name in kept] == [*range(100, 110)]
+    assert [getattr(fresh, name) for name in kept] == [*range(100, 109)]
+    assert fresh.awaited_call == ("search", 7)
     assert (fresh.num_output_tokens, fresh.num_computed_tokens) == (3, 0)
     assert (fresh.request, fresh.session) == (sent.request, sent.session)
     assert fresh.status is Status.WAITING
