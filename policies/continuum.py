@@ -22,8 +22,8 @@ class Continuum(Retaining):
     called `min_calls` times, memory is kept for `default_ttl_s`. A call's time is that from its
     answer to the request that needs this answer alone: where several are needed, who knows which
     tool took so long? Answers for a user are given up at once. What is given up may still be found
-    in the prefix cache. Needs prefix caching (without it nothing is kept), and the step time of
-    prompts.
+    in the prefix cache. Needs prefix caching (without it, or with async scheduling, nothing is
+    kept), and the step time of prompts.
 
     The objective is ours, after the paper's words: it weighs the cost of recomputing, and the order
     kept, against the memory held. Its estimate of the queueing delay that keeping saves is not

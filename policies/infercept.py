@@ -15,7 +15,8 @@ class InferCept(Retaining):
     is not known: as the paper's dynamic estimate has it, as long again as it has until now. So
     memory is kept until both wastes are equal, ``recomputing * (1 + others / C)``, and then given
     up. Answers for a user are given up at once. What is given up may still be found in the prefix
-    cache. Needs prefix caching (without it nothing is kept), and the step time of prompts.
+    cache. Needs prefix caching (without it, or with async scheduling, nothing is kept), and the
+    step time of prompts.
 
     The paper's third choice, to swap, is there where lower tiers are (``engine.kv_offload``): what
     is given up is found in them. Loading it back wastes its own memory for as long and nobody
