@@ -75,12 +75,10 @@ class Retaining(ProgramFirstComeFirstServed):
             return builder.build()
         could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
         is_first = True
-        for state in view.waiting:
+        for state in builder.undeferred(view.waiting):
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 break
             granted = builder.grant(state)
-            if not granted and builder.defers(state):
-                continue
             if not granted and is_first and not view.residents:
                 # Its own session's last: its prompt may begin with that.
                 kept.sort(key=lambda other: other.session is not state.session)
