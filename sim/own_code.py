@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from numbers import Integral
 from types import FrameType
 from typing import Final
 
-from schedlab.sim.errors import described
+from schedlab.sim.errors import SpecError, described
+from schedlab.sim.text import json_value
 
 FAULTS: Final = (Exception, SystemExit)
 """What is a fault of who raises it: exit() as well, which would end a command without a word."""
@@ -81,6 +83,26 @@ def whole(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value)
+
+
+def as_json(described: object, name: str) -> object:
+    """Return what a class says of itself as JSON holds it; raise SpecError if it cannot.
+
+    Parameters
+    ----------
+    described : object
+        What its `describe` returned.
+    name : str
+        How a message calls the class.
+    """
+    try:
+        told: object = json_value(described)
+        json.dumps(told, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{name}: describe() gives {short(described)}, which JSON cannot hold: {error}"
+        ) from error
+    return told
 
 
 def short(value: object) -> str:

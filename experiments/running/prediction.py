@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from schedlab.policies import registry
 from schedlab.policies.predictors import registry as predictors
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
 from schedlab.sim.errors import SchedlabError, SpecError
-from schedlab.sim.own_code import FAULTS, raised, short
+from schedlab.sim.own_code import FAULTS, as_json, raised, short
 from schedlab.sim.request import LARGEST
 from schedlab.sim.rng import stream
-from schedlab.sim.text import json_value
 from schedlab.traces.published import PUBLISHED
 from schedlab.traces.rank_correlation import kendall_tau
 from schedlab.traces.trace import Trace
@@ -146,13 +144,10 @@ def _numbers(
 def _described(predictor: Predictor) -> dict[str, Any]:
     """Return what a result says of a predictor, if JSON can hold it."""
     found = _asked(predictor, "describe", predictor.describe)
-    name = f"predictor {type(predictor).__name__}: describe()"
-    try:
-        json.dumps(json_value(found), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(f"{name} gives {short(found)}, which JSON cannot hold: {error}") from error
+    name = f"predictor {type(predictor).__name__}"
+    as_json(found, name)
     if not isinstance(found, dict):
-        raise SpecError(f"{name} gives {short(found)}, expected a dict")
+        raise SpecError(f"{name}: describe() gives {short(found)}, expected a dict")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.errors import SchedlabError, SpecError
-from schedlab.sim.own_code import FAULTS, is_ours, raised, short, whole
-from schedlab.sim.text import json_value
+from schedlab.sim.own_code import FAULTS, as_json, is_ours, raised, short, whole
 
 _KINDS = {"scheduling_overhead": SchedulingOverhead, "step_spread": StepSpread}
 
@@ -49,14 +47,7 @@ def check_own(cost_model: CostModel) -> None:
         raise
     except FAULTS as error:
         raise SpecError(f"{name}: describe() raised {raised(error, cls)}") from error
-    try:
-        told = json_value(described)
-        json.dumps(told, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(
-            f"{name}: describe() gives {short(described)}, which JSON cannot hold: {error}"
-        ) from error
-    if not isinstance(told, dict):
+    if not isinstance(as_json(described, name), dict):
         raise SpecError(f"{name}: describe() gives {short(described)}, expected a dict")
 
 
