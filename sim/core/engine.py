@@ -215,12 +215,15 @@ class Engine:
             # What a policy returns may be anything; the compiled core must not check it here.
             decide: Callable[[EngineView, PlanBuilder], object] = policy.plan
             made = decide(self.view, builder)
+        except InfeasiblePlan as error:
+            self.kv.rollback()
+            raise InfeasiblePlan(self._told(error)) from error
         except SchedlabError as error:
             self.kv.rollback()
             raise type(error)(self.blame(str(error))) from error
         except Exception as error:
             self.kv.rollback()
-            raise PolicyError(self.blame(plan_fault(error, policy, self._ask_again))) from error
+            raise PolicyError(self._told(error)) from error
         plan = builder.plan
         if plan is None or made is not plan:
             self.kv.rollback()
@@ -229,6 +232,9 @@ class Engine:
             raise InfeasiblePlan(self.blame(f"{what}; got {got}"))
         builder.settle()
         return plan
+
+    def _told(self, error: Exception) -> str:
+        return self.blame(plan_fault(error, self.policy, self._ask_again))
 
     def _ask_again(self) -> object:
         """Ask for the plan that ended in an error once more, to learn how it comes to that."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from inspect import isgeneratorfunction
 from types import FrameType
 
-from schedlab.sim.errors import described
+from schedlab.sim.errors import InfeasiblePlan, described
 from schedlab.sim.own_code import last_own_line, modules_of, place, short
 
 
@@ -20,7 +20,7 @@ def plan_fault(error: Exception, policy: object, plan_again: Callable[[], object
     Parameters
     ----------
     error : Exception
-        What ended the plan.
+        What ended the plan: an error of the policy's, or the refusal of what it asked for.
     policy : SchedulingPolicy
         Whose plan.
     plan_again : callable
@@ -28,9 +28,14 @@ def plan_fault(error: Exception, policy: object, plan_again: Callable[[], object
     """
     cls = type(policy)
     at = last_own_line(error, cls)
-    if at is not None:
+    if isinstance(error, InfeasiblePlan):
+        if at is not None:
+            return f"{error} ({at[0]}(), {at[1]})"
+        what = str(error)
+    elif at is not None:
         return f"{at[0]}() raised {described(error)} ({at[1]})"
-    what = f"plan() raised {described(error)}"
+    else:
+        what = f"plan() raised {described(error)}"
     for name in ("key", "victim", "hold", "chunk", "seating", "horizon"):
         if isgeneratorfunction(getattr(policy, name, None)):
             return f"{what}; {name}() has a yield in it, so it returns a generator"

@@ -98,6 +98,21 @@ def test_hook_that_returns_what_a_plan_cannot_use_is_named_with_what_it_returned
     assert sys.getprofile() is None
 
 
+def test_plan_that_asks_for_too_much_is_told_with_the_line_that_asks():
+    def plan(view, builder):
+        return builder.grant(view.waiting.head, -3) and builder.build()
+
+    said = r": grant\(\) needs .* got -3 \(plan\(\), test_engine\.py:\d+\)$"
+    with pytest.raises(InfeasiblePlan, match=said):
+        run_plan(plan)
+
+
+def test_hook_that_asks_for_too_much_is_told_with_what_it_returned():
+    said = r": grant\(\) needs .* got -3, after asked\(\) returned -3 \(test_engine\.py:\d+\)$"
+    with pytest.raises(InfeasiblePlan, match=said):
+        run_hook(hooked("chunk", -3))
+
+
 def test_hook_with_a_yield_in_it_is_named_as_a_generator():
     class Yields(ContinuousBatching):
         def victim(self, running, now_ns):
