@@ -36,6 +36,7 @@ LAWS = "tests/property/test_laws.py"
 NUM_FIRST = 6
 OURS = "tests/unit/test_mutants.py"  # names modules, and looks at none
 GOLDEN = "tests/golden/test_golden.py"
+PACED = "tests/golden/test_paced.py"  # looks at runs of all policies in several ways
 # The golden tables that know most of a room: asked before the others, for speed alone.
 TABLES = {
     "sim.core": "wild|combined (fcfs|fastserve|hygen|plas|sarathi|vtc)",
@@ -145,7 +146,7 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
     asked += [Asked(name) for *_, name in own]
     asked += _golden()
     if simulates and not briefly:
-        asked += [Asked(name) for name in others]
+        asked += [Asked(name) for name in (*others, PACED)]
         asked.append(Asked(LAWS, "|".join({*LAWFUL, subject})))
     elif package == "policies":
         asked.append(Asked(LAWS, subject))
