@@ -25,9 +25,13 @@ class TensorRTLLM(ContinuousBatching):
     First come, first served, so nobody starves.
 
     A paused request is recomputed, unless ``engine.preemption_mode`` swaps. Context chunking is
-    ``engine.enable_chunked_prefill``, off by default in TensorRT-LLM. Not modelled are its fourth
-    policy, which computes prompts first, and that it keeps back a prompt which could soon reuse
-    the blocks of one under way.
+    ``engine.enable_chunked_prefill``, on by default in TensorRT-LLM's executor and off in its
+    Python interface. There a request's first chunk needs, and takes, the blocks of its whole
+    prompt: with chunks use ``max_utilization`` with ``engine.scheduler_reserve_full_isl: true``,
+    or prompts are begun that do not fit, and are paused again and again where memory is scarce.
+    Not modelled are its fourth policy, which computes prompts first, that it keeps back a prompt
+    which could soon reuse the blocks of one under way, and that chunks which do not end a prompt
+    are whole multiples of a unit.
 
     Skip-ahead is honest: what running requests have declared does not change while they decode,
     and otherwise as in `ContinuousBatching`.
