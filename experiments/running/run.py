@@ -138,7 +138,7 @@ def _run(
     requests = with_columns(requests, _origins(requests, trace))
     places = log.places if isinstance(log, ClusterLog) else ()
     window = None
-    if spec.measure is not None:
+    if spec.measure is not None and not spec.measure.leaves_all:
         window = measured_window(requests, **spec.measure.model_dump())
     return RunResult(
         name=spec.name,

@@ -58,6 +58,11 @@ class MeasurementSpec(Section):
             raise ValueError("give warm_up_s or warm_up_requests, not both")
         return self
 
+    @property
+    def leaves_all(self) -> bool:
+        """Whether nothing is left out, as without this section."""
+        return not (self.warm_up_s or self.warm_up_requests) and self.cool_down_s is None
+
 
 def check_measure(measure: MeasurementSpec | None, workload: Workload, fail: Fail) -> None:
     """Refuse a warm-up that leaves no request, as far as that is known before a trace is read.

@@ -39,6 +39,14 @@ def test_window_cuts_both_ends_by_hand():
     assert measured_window(requests).end_ns == 20 * 10**9 + 1
 
 
+@pytest.mark.parametrize("nothing", [{}, {"warm_up_s": 0}, {"warm_up_requests": 0}])
+def test_window_that_leaves_nothing_out_is_none(nothing):
+    whole, same = measured(None), measured(nothing)
+    assert same.window is None
+    assert repr(same.metrics()) == repr(whole.metrics())  # some are not a number
+    assert measured({"cool_down_s": 0}).window is not None
+
+
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
