@@ -31,10 +31,12 @@ def check_replaceable(folder: Path) -> None:
     SpecError
         If it is a file, or holds anything that an earlier run did not write there.
     """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise SpecError(f"{folder} is not a folder; choose another with -o")
     if not folder.exists():
+        if folder.is_symlink():
+            raise SpecError(f"{folder} is a link to where nothing is; choose another with -o")
         return
+    if not folder.is_dir():
+        raise SpecError(f"{folder} is not a folder; choose another with -o")
     strangers: list[str] = []
     known: set[str] | None = None
     while known != (known := _written(folder)):  # unless another run replaces it meanwhile
@@ -80,7 +82,7 @@ def replacing_folder(
     SpecError
         As `check_replaceable`, or if nothing can be written there.
     """
-    folder = folder.absolute()
+    folder = folder.resolve() if folder.is_dir() else folder.absolute()  # links are followed
     tidy_up_after_the_killed(folder.parent, folder.name)
     check_replaceable(folder)
     is_first = not folder.parent.exists()

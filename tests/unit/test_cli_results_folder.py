@@ -95,12 +95,26 @@ def test_check_replaceable_names_other_results_in_a_folder_as_results(tmp_path):
         check_replaceable(tmp_path / "out")
 
 
-def test_check_replaceable_refuses_files_and_links(tmp_path):
+def test_check_replaceable_refuses_files_and_links_to_nothing(tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to(tmp_path)
-    for name in ("file", "link"):
-        with pytest.raises(SpecError, match="is not a folder"):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name, said in (("file", "is not a folder"), ("link", "is a link to where nothing is")):
+        with pytest.raises(SpecError, match=said):
             check_replaceable(tmp_path / name)
+
+
+def test_results_are_written_where_a_link_leads_and_replace_no_others_there(tmp_path):
+    disk, link = tmp_path / "disk", tmp_path / "link"
+    (disk / "results").mkdir(parents=True)
+    link.symlink_to(disk / "results")
+    write(link, "1")
+    write(link, "2")
+    assert link.is_symlink()
+    assert (disk / "results" / "inner" / "a.txt").read_text() == "2"
+    assert [path.name for path in disk.iterdir()] == ["results"]
+    (disk / "results" / "mine.txt").write_text("")
+    with pytest.raises(SpecError, match=r"mine\.txt"):
+        write(link, "3")
 
 
 def test_check_replaceable_with_a_broken_marker_trusts_nothing(tmp_path):
