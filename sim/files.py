@@ -18,6 +18,28 @@ MAX_TEXT_MIB = 64
 environment's ``SCHEDLAB_MAX_TEXT_MIB`` says so."""
 
 
+def check_writable(path: Path) -> None:
+    """Make sure, before long work, that what comes of it can be written to a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder need not be there yet.
+
+    Raises
+    ------
+    SpecError
+        If it is a folder, something above it is a file, or nothing may be written there.
+    """
+    if path.is_dir():
+        raise SpecError(f"{path} is a folder: a file is to be written there")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise SpecError(f"{path} cannot be written: {above} is a file")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SpecError(f"{path} cannot be written: nothing may be written in {above}")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all; see `replacing`."""
     with replacing(path) as temporary:

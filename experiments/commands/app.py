@@ -117,7 +117,7 @@ class _Commands(TyperGroup):
         except _UsageError as error:
             raise _misused(error) from None
         except KeyboardInterrupt:
-            _complain("interrupted; nothing was written")
+            _complain("interrupted; no result was written")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             drop_output()

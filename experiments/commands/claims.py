@@ -11,6 +11,7 @@ from schedlab.experiments.commands.experiment import Quiet
 from schedlab.experiments.commands.running import AllCores, Keep, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import check_writable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -42,6 +43,8 @@ def claims(
     from schedlab.experiments.claims import report as claims_report
     from schedlab.experiments.claims.claims import examine, load_claims, shipped
 
+    if output is not None:
+        check_writable(output / f"{page}.md")
     if page == "claims":
         if spec_files:
             raise SpecError("--page claims runs the shipped experiments; leave out the files")

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from schedlab.experiments.commands.exit_codes import INTERRUPTED
+
 COMMANDS = {
     "run": ("run", "Run an experiment: all points of its sweep."),
     "check": (
@@ -146,8 +148,10 @@ def main() -> None:
             drop_output()
             sys.exit(1)
         return
-    from schedlab.experiments.commands.app import app
-
+    try:
+        from schedlab.experiments.commands.app import app
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     app(prog_name="schedlab")
 
 

@@ -14,6 +14,7 @@ from schedlab.experiments.commands.experiment import (
     load_experiment,
     results_folder,
 )
+from schedlab.experiments.commands.running import told_what_is_kept
 from schedlab.experiments.commands.terminal import print_lines, print_table, steps_bar
 from schedlab.sim.errors import SpecError
 
@@ -79,7 +80,8 @@ def measure(
         raise SpecError("--write-only compares runs that were kept: give --keep FOLDER")
     folder = output or results_folder(spec, "compared")
     check_replaceable(folder)
-    with replacing_folder(folder) as new, steps_bar(quiet) as progress:
+    kept = told_what_is_kept(keep, "runs")
+    with kept, replacing_folder(folder) as new, steps_bar(quiet) as progress:
         found = run_comparison(
             spec, progress, keep=keep, max_s=max_s, check=check, write_only=write_only
         )
@@ -155,7 +157,7 @@ def calibrate(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len, block_size=block_size, num_blocks=num_blocks,
     )  # fmt: skip
-    with steps_bar(quiet) as progress:
+    with told_what_is_kept(output, "readings"), steps_bar(quiet) as progress:
         found = run_calibration(
             output, model_name=model, hardware=hardware, device=device, dtype=dtype,
             config=config, engine=engine, clock=clock, threads=threads, num_rounds=rounds,

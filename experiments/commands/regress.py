@@ -59,7 +59,11 @@ def check_command(
     from schedlab.experiments.regression import report as regress_report
     from schedlab.experiments.regression.baseline import kept_baseline, version_change
     from schedlab.experiments.specification.shipped import shipped_folder
+    from schedlab.sim.files import check_writable, write_text
 
+    for report in (junit, markdown):
+        if report is not None:
+            check_writable(report)
     if baseline == _DEFAULT and not baseline.exists():
         baseline = shipped_folder("regression")
     matrix = _matrix(baseline)
@@ -70,8 +74,6 @@ def check_command(
     if junit is not None:
         regress_report.write_junit(cases, junit)
     if markdown is not None:
-        from schedlab.sim.files import write_text
-
         write_text(markdown, regress_report.markdown(cases, versions_differ))
     passes = regress_report.passes(cases)
     if not quiet or not passes:
@@ -94,7 +96,7 @@ def update_command(
     from schedlab.experiments.regression import check as regress
     from schedlab.experiments.regression.baseline import BASELINE, kept_baseline, version_change
     from schedlab.experiments.specification.shipped import shipped_folder
-    from schedlab.sim.files import write_text
+    from schedlab.sim.files import check_writable, write_text
 
     if baseline == _DEFAULT and not baseline.exists():
         baseline.mkdir()
@@ -103,6 +105,7 @@ def update_command(
         typer.echo(f"{baseline / 'matrix.yaml'}: that of schedlab, to be made yours", err=True)
     matrix = _matrix(baseline)
     path = baseline / BASELINE
+    check_writable(path)
     kept = kept_baseline(baseline) if path.exists() else None
     outcome = _measure(matrix, jobs, keep, quiet)
     if kept is not None and not quiet:

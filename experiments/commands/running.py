@@ -128,15 +128,15 @@ def check_backend(spec: ExperimentSpec, jobs: int, ray: str | None) -> None:
 
 
 @contextmanager
-def told_what_is_kept(folder: Path | None) -> Iterator[None]:
-    """Say after Ctrl-C that nothing is lost, if points are kept."""
+def told_what_is_kept(folder: Path | None, what: str = "points") -> Iterator[None]:
+    """Say after Ctrl-C that nothing is lost, if what is finished is kept."""
     try:
         yield
     except KeyboardInterrupt:
         if folder is None:
             raise
         typer.echo(
-            f"interrupted; finished points are kept in {folder}: the same command goes on", err=True
+            f"interrupted; finished {what} are kept in {folder}: the same command goes on", err=True
         )
         raise typer.Exit(INTERRUPTED) from None
 

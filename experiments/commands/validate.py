@@ -10,6 +10,7 @@ import typer
 from schedlab.experiments.commands.experiment import AsJson, Quiet, SpecFile, load_experiment
 from schedlab.experiments.commands.terminal import print_lines, print_table, steps_bar
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import check_writable
 
 if TYPE_CHECKING:
     from schedlab.experiments.comparing.load_tests import LoadTestValidation
@@ -132,6 +133,7 @@ def _measure_frontend(
     from schedlab.experiments.comparing.frontend_measurement import measure_frontend
     from schedlab.sim.drive.frontend import write_frontend
 
+    check_writable(output)
     source = f"load tests of {tests.parent.name}/{tests.name} less their simulated engines"
     with steps_bar(quiet) as progress:
         found = measure_frontend(specs, source, progress)

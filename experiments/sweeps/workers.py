@@ -134,10 +134,23 @@ def _start() -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, list(sys.path)), daemon=True)
-    with _environment(ONE_THREAD):
+    with _environment(ONE_THREAD), _interrupts_held():
         process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let processes that begin meanwhile see no Ctrl-C, were it before they can say so."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(connection: Connection, path: list[str]) -> None:

@@ -474,7 +474,7 @@ def test_batch_means_of_a_sweep_asks_for_one_of_its_runs(tmp_path):
     ("error", "code", "told"),
     [
         (SpecError("first\n  second"), 2, "error: of x: first; second"),
-        (KeyboardInterrupt(), 130, "interrupted; nothing was written"),
+        (KeyboardInterrupt(), 130, "interrupted; no result was written"),
         (FileNotFoundError(2, "None", "a.txt"), 2, "error: [Errno 2] None: 'a.txt'"),
         (ModuleNotFoundError("no", name="torch.nn"), 2,
          "error: torch is not installed: pip install 'schedlab[gpu]'"),

@@ -9,6 +9,8 @@ import json
 import math
 import re
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +164,57 @@ def test_command_that_is_interrupted_says_where_points_are_kept_and_ends_as_a_si
     assert "finished points are kept in kept: " in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt), told_what_is_kept(None):
         raise KeyboardInterrupt
+
+
+def test_measuring_that_is_interrupted_says_where_what_is_finished_is_kept(monkeypatch, tmp_path):
+    def interrupted(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("schedlab.experiments.comparing.calibrate.calibrate", interrupted)
+    monkeypatch.setattr("schedlab.experiments.comparing.compare.compare", interrupted)
+    goes_on = "are kept in {}: the same command goes on\n"
+    for words, said in (
+        (["calibrate", "-o", "cal"], "interrupted; finished readings " + goes_on.format("cal")),
+        (["measure", "quickstart", "--keep", "runs"],
+         "interrupted; finished runs " + goes_on.format("runs")),
+        (["measure", "quickstart"], "interrupted; no result was written\n"),
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, done.stderr) == (128 + signal.SIGINT, said)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "at"),
+    [
+        (["claims", "-o", "file"], "file/policies.md"),
+        (["claims", "--page", "claims", "-o", "file"], "file/claims.md"),
+        (["regress", "check", "--junit", "file/j.xml"], "file/j.xml"),
+        (["regress", "check", "--markdown", "file/m.md"], "file/m.md"),
+    ],
+)
+def test_command_whose_output_cannot_be_written_runs_nothing(monkeypatch, tmp_path, words, at):
+    def never(*given, **more):
+        raise AssertionError("it ran")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("schedlab.experiments.claims.claims.examine", never)
+    monkeypatch.setattr("schedlab.experiments.claims.page.run_page", never)
+    monkeypatch.setattr(regress_module, "_measure", never)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f"{at} cannot be written: {tmp_path / 'file'} is a file\n")
+
+
+def test_processes_that_begin_while_interrupts_are_held_see_none():
+    ask = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    begin = [sys.executable, "-c", ask]
+    with workers._interrupts_held():
+        held = subprocess.run(begin, capture_output=True, text=True, check=True)
+    free = subprocess.run(begin, capture_output=True, text=True, check=True)
+    assert (held.stdout, free.stdout) == ("True\n", "False\n")
 
 
 # -- regress -----------------------------------------------------------------------------------

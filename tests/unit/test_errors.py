@@ -7,6 +7,7 @@ from schedlab.sim.core.audit import stalled
 from schedlab.sim.errors import MAX_LISTED, SpecError, look_alike, nearest
 from schedlab.sim.files import (
     alone,
+    check_writable,
     open_regular,
     parse_json,
     read_json_object,
@@ -39,6 +40,29 @@ def test_nearest_among_many_lists_none_but_still_finds_a_look_alike():
 def test_look_alike_below_the_cutoff_is_none():
     assert look_alike("promt", ["prompt_tokens"], cutoff=0.75) is None
     assert look_alike("promt_tokens", ["prompt_tokens"], cutoff=0.75) == "prompt_tokens"
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("", "is a folder: a file is to be written there"),
+        ("file/a.md", "file/a.md cannot be written: .*/file is a file"),
+        ("file/deeper/a.md", "cannot be written: .*/file is a file"),
+        ("locked/deeper/a.md", "cannot be written: nothing may be written in .*/locked"),
+    ],
+)
+def test_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch, where, message
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir()
+    # Whoever is root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, how: path.name != "locked")
+    check_writable(tmp_path / "file")
+    check_writable(tmp_path / "new" / "folder" / "a.md")
+    with pytest.raises(SpecError, match=message):
+        check_writable(tmp_path / where)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "locked"]
 
 
 @pytest.mark.parametrize(
