@@ -204,6 +204,25 @@ def test_token_times_of_any_stints_are_those_told_one_by_one(batch_rows, has_bur
             assert {i: one.of(i).tolist() for i in tokens} == tokens
 
 
+@pytest.mark.parametrize("has_bursts", [False, True])
+def test_stints_in_any_order_are_put_in_order_of_time_with_the_tokens_of_each(has_bursts):
+    ends_ns = np.arange(10, 90, 10)
+    for seed in range(12):
+        draw = Random(seed)
+        rows, counts, tokens = drawn_stints(draw, 8, has_bursts)
+        ends = np.cumsum([last - first for _, _, first, last in rows]).tolist()
+        of_each = [counts[end - last + first : end]
+                   for end, (_, _, first, last) in zip(ends, rows, strict=True)]  # fmt: skip
+        order = draw.sample(range(len(rows)), len(rows))
+        stints = np.array([rows[i] for i in order], dtype=np.int64).reshape(-1, 4)
+        bursts = np.array([count for i in order for count in of_each[i]], dtype=np.int64)
+        found = TokenTimes(stints, ends_ns, bursts if has_bursts else None).in_order_of_time()
+        assert {i: found.of(i).tolist() for i in tokens} == tokens
+        assert as_pairs(found.counts()) == as_pairs(
+            TokenTimes(stints, ends_ns, bursts if has_bursts else None).counts()
+        )
+
+
 @pytest.mark.parametrize("kind", ["by arrival", "stages"])
 @pytest.mark.parametrize("batch_rows", [1, 3, 1_000])
 def test_token_times_on_disk_read_in_batches_are_those_of_each_request(
