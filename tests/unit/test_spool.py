@@ -1,10 +1,12 @@
 """Tables of numbers in temporary files: rows, pieces and orders."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
 from schedlab.sim.record import spool
-from schedlab.sim.record.spool import Spool
+from schedlab.sim.record.spool import Spool, SpoolFile
 
 
 @pytest.mark.parametrize("most", [1000, 0])
@@ -37,3 +39,29 @@ def test_rows_of_a_table_in_file_and_memory_are_those_at_their_place(num_written
             assert whole.column(1, start, stop).tolist() == rows[start:stop, 1].tolist()
     order = np.array([5, 0, 3, 3, 1])
     assert whole.take(0, order).tolist() == (2 * order).tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tables_in_one_file_that_are_read_between_writes_keep_every_row(seed):
+    draw, file = Random(seed), SpoolFile()
+    tables = [Spool(width, dtype, file) for width, dtype in ((1, float), (2, int), (3, int))]
+    kept = [np.zeros((0, one.num_columns), one.dtype) for one in tables]
+    for _ in range(30):
+        i = draw.randrange(3)
+        table, rows = tables[i], kept[i]
+        if draw.random() < 0.4:
+            size = (draw.randrange(4), table.num_columns)
+            new = np.array([draw.randrange(10**6) for _ in range(size[0] * size[1])], table.dtype)
+            table.append(new.reshape(size))
+            kept[i] = rows = np.concatenate([rows, new.reshape(size)])
+        assert table.num_rows == len(rows)
+        if not len(rows):
+            continue
+        start = draw.randrange(len(rows))
+        stop, column = draw.randint(start + 1, len(rows)), draw.randrange(table.num_columns)
+        assert table.column(column, start, stop).tolist() == rows[start:stop, column].tolist()
+        if draw.random() < 0.5:
+            assert table.rows(start, stop).tolist() == rows[start:stop].tolist()
+        else:
+            order = np.array([draw.randrange(len(rows)) for _ in range(3)])
+            assert table.take(column, order).tolist() == rows[order, column].tolist()
