@@ -283,6 +283,20 @@ def test_queue_of_two_that_is_out_of_order_is_seen_while_plans_are_looked_at(num
     assert watch.plan(view, None) == "planned", "that was the only plan to look at"
 
 
+def test_plans_before_which_fewer_than_two_wait_do_not_count_as_looked_at():
+    waiting = [RequestState(arrival(i).request) for i in (1, 0)]
+    policy = SimpleNamespace(key=lambda state, now_ns: state.id, plan=lambda view, builder: 0)
+    watch = KeyWatch(policy, num_plans=2)
+    for num_waiting, looked_at in ((0, 0), (1, 0), (1, 0), (0, 0)):
+        watch.plan(SimpleNamespace(now_ns=7, waiting=waiting[:num_waiting]), None)
+        assert watch.num_looked_at == looked_at
+    watch.plan(SimpleNamespace(now_ns=7, waiting=waiting[::-1]), None)
+    assert watch.num_looked_at == 1
+    with pytest.raises(PolicyLied, match="request 1 waits before request 0"):
+        watch.plan(SimpleNamespace(now_ns=7, waiting=waiting), None)
+    assert watch.num_looked_at == 2
+
+
 def test_every_law_of_policies_has_a_policy_that_breaks_it():
     assert {law for _, law, _ in BREAKS} == set(POLICY_LAWS)
 
