@@ -193,6 +193,16 @@ def test_limits_that_a_run_just_reaches_are_kept_and_smaller_ones_are_not(log):
             laws.check(log, WORK, replace(LIMITS, **{name: most - 1, "max_model_len": 20}))
 
 
+def test_all_with_memory_are_held_against_the_seats_whoever_is_computed(log):
+    seats = replace(LIMITS, max_num_resident=4)
+    steps = log.steps()
+    for row in range(len(steps["num_running"])):
+        more = 4 - int(steps["num_running"][row])
+        laws.check(Forged(log, "steps", "num_running", at(row, more)), WORK, seats)
+        with pytest.raises(AssertionError, match="without a seat"):
+            laws.check(Forged(log, "steps", "num_running", at(row, more + 1)), WORK, seats)
+
+
 def test_as_many_steps_may_overlap_as_batches_may_be_in_flight(log):
     overlapping = Forged(log, "steps", "start_ns", at(3, -1))
     with pytest.raises(AssertionError, match="steps overlap"):
