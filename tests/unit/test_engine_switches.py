@@ -99,6 +99,13 @@ def test_host_terms_are_charged_to_the_steps_they_belong_to():
     assert durations.tolist() == [100 + 50 + 1000, 100, 100, 100 + 50]
 
 
+@pytest.mark.parametrize("seconds", [0.4e-9, 0.6e-9, *(ns * 1e-9 for ns in range(1, 100))])
+def test_launch_of_the_first_step_is_charged_to_the_nearest_nanosecond(seconds):
+    log = run([arrival(0, 0, 4, 2)], overhead=SchedulingOverhead(first_step_s=seconds))
+    durations = log.steps()["end_ns"] - log.steps()["start_ns"]
+    assert durations.tolist() == [100 + round(seconds * 1e9), 100]
+
+
 def test_step_planned_during_the_first_launch_knows_who_came_until_it_was_over():
     switches = {"async_scheduling": True, "arrivals_between_steps": True, "max_num_seqs": 3}
     config = replace(CONFIG, **switches, first_launch_ns=1000)
