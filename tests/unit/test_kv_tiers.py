@@ -707,6 +707,22 @@ def test_router_is_told_of_what_is_left_to_compute_of_who_is_loaded(follows, fir
     assert live.first_waiting_blocks == first_blocks
 
 
+@pytest.mark.parametrize("priority", [-1, 0])
+@pytest.mark.parametrize("takes_seat", [True, False])
+def test_router_is_told_of_an_urgent_request_that_is_loaded_if_it_has_a_seat(takes_seat, priority):
+    keys = {"offloading_connector": not takes_seat, "load_takes_seat": takes_seat}
+    limits = config(tier(load_bytes_per_s=GB / 1e6), kv_load="always", **keys)
+    engine = Engine(limits, ContinuousBatching(), SimExecutor(Pricing(LinearCost(), None)))
+    simulate(engine, evicting_work()[:3])
+    last = evicting_work()[3]
+    engine.submit(replace(last, request=replace(last.request, priority=priority)), 300_000)
+    live = LiveState(0, engine, Clock())
+    assert live.num_urgent == 0, "it waits"
+    assert engine.begin(300_000) is None
+    assert bool(engine.requests.loading) == takes_seat
+    assert LiveState(0, engine, Clock()).num_urgent == (takes_seat and priority < 0)
+
+
 @pytest.mark.parametrize(
     ("policy", "knobs"),
     [
