@@ -11,6 +11,7 @@ from schedlab.experiments.running.run import run as run_experiment
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
+from schedlab.policies.routers.router import Router
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
@@ -18,7 +19,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.drive.clock import COMES, Clock
+from schedlab.sim.drive.clock import COMES, NUM_PLACES, Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
@@ -57,7 +58,8 @@ def run(work, size=2, config=CONFIG, outages=(), router="round_robin"):
         supply = Supply(engine, ["mixed"] * size, [10] * size)
         changes = Changes(supply, Failures(outages=outages))
     engines = [engine() for _ in range(size)]
-    return simulate_cluster(engines, routers.make(router), work, changes=changes)
+    made = routers.make(router) if isinstance(router, str) else router
+    return simulate_cluster(engines, made, work, changes=changes)
 
 
 def copies(log, tier, is_load):
@@ -107,6 +109,21 @@ def test_what_an_engine_was_writing_when_it_died_is_lost():
     assert log.requests()["first_token_ns"][1] == 9_000 + COMPUTED_NS
     # Who died a nanosecond later has written it.
     log = run(work, outages=(dies._replace(at_ns=WRITTEN_NS),))
+    assert len(copies(log, 1, 1)) == 1
+
+
+def test_what_one_of_many_engines_was_writing_when_another_died_is_not_lost():
+    # Of engines as far apart as there are places in an instant, too.
+    class There(Router):
+        def route(self, request, engines):
+            return request.id
+
+    other = tuple(range(100, 108))
+    work = [
+        asks(0, 0), arrival(NUM_PLACES, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=other),
+        asks(1, 9_000),
+    ]  # fmt: skip
+    log = run(work, NUM_PLACES + 1, outages=(Outage(NUM_PLACES, WRITTEN_NS - 1),), router=There())
     assert len(copies(log, 1, 1)) == 1
 
 
