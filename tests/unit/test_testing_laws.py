@@ -203,6 +203,14 @@ def test_all_with_memory_are_held_against_the_seats_whoever_is_computed(log):
             laws.check(Forged(log, "steps", "num_running", at(row, more + 1)), WORK, seats)
 
 
+def test_no_step_ends_when_it_begins(log):
+    steps = log.steps()
+    for row, length_ns in enumerate((steps["end_ns"] - steps["start_ns"]).tolist()):
+        laws.check(Forged(log, "steps", "start_ns", at(row, length_ns - 1)), WORK, LIMITS, True)
+        with pytest.raises(AssertionError, match="every step takes time"):
+            laws.check(Forged(log, "steps", "start_ns", at(row, length_ns)), WORK, LIMITS, True)
+
+
 def test_as_many_steps_may_overlap_as_batches_may_be_in_flight(log):
     overlapping = Forged(log, "steps", "start_ns", at(3, -1))
     with pytest.raises(AssertionError, match="steps overlap"):
@@ -307,4 +315,17 @@ def test_run_after_which_an_engine_remembers_somebody_is_refused(name, left):
         return log
 
     with pytest.raises(AssertionError, match=f"the run ended with somebody in `{name}`"):
+        laws.run(registry.make("fcfs"), WORK, LIMITS, drive=drive)
+
+
+def test_run_that_ends_with_blocks_held_is_refused_though_they_are_accounted_for():
+    def drive(engine, workload):
+        log = simulate(engine, workload)
+        state = RequestState(laws.arrival(99, 0, 5).request)
+        assert engine.kv.allocate(state, 5)
+        state._computed = engine.requests.resident_tokens = 5
+        engine.requests.kept[99] = state
+        return log
+
+    with pytest.raises(AssertionError, match="the run ended with blocks held"):
         laws.run(registry.make("fcfs"), WORK, LIMITS, drive=drive)
