@@ -10,6 +10,7 @@ import pytest
 from schedlab.sim.core.executor import SimExecutor, Steps
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
@@ -27,7 +28,7 @@ from schedlab.testing import (
 )
 from schedlab.testing import cost_model as cost_model_laws
 from schedlab.testing import reader as reader_laws
-from schedlab.testing.cases import random_cases
+from schedlab.testing.cases import _MAX_TRIES, Case, random_cases, smallest
 from schedlab.testing.check import verdicts
 from schedlab.testing.executor import _Watch
 from schedlab.traces.readers import READERS
@@ -141,6 +142,43 @@ def test_cost_model_that_breaks_a_law_is_caught(bad, law, reason):
     with pytest.raises(LawBroken, match=reason) as caught:
         check_cost_model(bad(), only=law)
     assert "BatchShape(" in str(caught.value)
+
+
+class MindsOthers(LinearCost):
+    """Adds the decodes of the last shape that was another one."""
+
+    def __init__(self):
+        super().__init__(100)
+        self._asked = [BatchShape(0, 0, 0)]
+
+    def step_ns(self, shape, k=1):
+        other = next(one for one in reversed(self._asked) if one != shape)
+        self._asked.append(shape)
+        return [time_ns + other.num_decodes for time_ns in super().step_ns(shape, k)]
+
+
+class OneList(LinearCost):
+    """Gets slower with each call, and writes that into one list."""
+
+    def __init__(self):
+        super().__init__(100)
+        self._times = []
+
+    def step_ns(self, shape, k=1):
+        self.base_ns += 1
+        self._times[:] = super().step_ns(shape, k)
+        return self._times
+
+
+@pytest.mark.parametrize(("bad", "first_ns", "then_ns"), [(MindsOthers, 0, 3), (OneList, 1, 3)])
+def test_cost_model_that_answers_otherwise_after_another_question_is_told_both_times(
+    bad, first_ns, then_ns
+):
+    shape = BatchShape(1, 5, 5)
+    (plain_ns,) = LinearCost(100).step_ns(shape)
+    law = rf"the same step takes {plain_ns + first_ns} ns, then {plain_ns + then_ns} ns"
+    with pytest.raises(AssertionError, match=law):
+        cost_model_laws.answers_alike(bad(), shape, 1)
 
 
 def test_every_law_of_cost_models_has_one_that_breaks_it():
@@ -411,6 +449,16 @@ def _hides_the_file(reader):
     return reader._replace(chunks=chunks)
 
 
+def _names_no_ending(reader):
+    def chunks(path, options):
+        try:
+            yield from reader.chunks(path, options)
+        except TraceError:
+            raise TraceError(f"{path.stem} is wrong") from None
+
+    return reader._replace(chunks=chunks)
+
+
 BAD_READERS = [
     (_knows_nothing, "knows_its_format", "sample.csv is not recognised"),
     (
@@ -446,6 +494,7 @@ BAD_READERS = [
     ),
     (only_where(lambda n, path, rows: n == 2), "leaves_the_file_alone", "a second reading gives"),
     (_swallows, "names_file_and_row_of_a_mistake", "is read without an error|ValueError|empty"),
+    (_names_no_ending, "names_file_and_row_of_a_mistake", "names no file: damaged is wrong"),
     (_hides_the_file, "names_file_and_row_of_a_mistake", "names no file: something is wrong"),
     (_believes_all, "knows_its_format", "is taken for its own"),
     (_loses_the_last_of_a_chunk, "reads_in_chunks_what_it_reads_whole", "in chunks of 2"),
@@ -502,16 +551,29 @@ def test_those_who_finish_took_part_and_each_finishes_once(finished, fault):
         _Watch(executor).execute(work, 1, 9)
 
 
-def test_smaller_case_that_is_shown_fails_in_the_same_way():
+@pytest.mark.parametrize(
+    ("meeting", "alone"), [(ValueError, KeyError), (LookupError, KeyError), (KeyError, LookupError)]
+)
+def test_smaller_case_that_is_shown_fails_in_the_same_way(meeting, alone):
     def law(subject, case):
         if len(case.workload) > 1:
-            raise ValueError("two meet")
-        raise KeyError("one is alone")
+            raise meeting("two meet")
+        raise alone("one is alone")
 
     case = next(c for c in random_cases(seed=0) if len(c.workload) > 4)
     (verdict,) = verdicts("it", None, {"law": law}, [case])
     assert len(verdict.broken.case.workload) == 2
-    assert isinstance(verdict.broken.__cause__, ValueError)
+    assert type(verdict.broken.__cause__) is meeting
+
+
+def test_smaller_cases_are_tried_as_often_as_the_most_and_no_oftener():
+    asked = []
+    large = Case(tuple(arrival(i, i, 9, 9) for i in range(60)), next(random_cases()).limits)
+    smallest(large, asked.append)
+    assert len(asked) == _MAX_TRIES
+    asked.clear()
+    smallest(replace(large, workload=large.workload[:2]), asked.append)
+    assert len(asked) == 2 + 2 + 2 * 2, "halves, one left out, one with a shorter answer or prompt"
 
 
 @pytest.mark.parametrize(("rows_read", "holds"), [(8, True), (7, False), (5, False)])
