@@ -15,7 +15,7 @@ from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.errors import PolicyLied
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Slo
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
 from schedlab.testing import policy as policy_laws
 from schedlab.testing.policy import KeyWatch, _Guard
@@ -23,6 +23,7 @@ from tests import laws
 from tests.laws import LinearCost, arrival
 
 HERE = __name__
+LIMITS = EngineConfig(num_blocks=9, max_model_len=60, block_size=16)
 
 
 @pytest.mark.parametrize(
@@ -509,6 +510,50 @@ def test_guard_names_what_a_hook_adds_removes_and_changes(does, fault):
             guard.key(asked, 5)
 
 
+class ChunksByLength(Leaking):
+    """Begins a prompt with a longer chunk if its answer is of an odd length."""
+
+    key = None
+
+    def chunk(self, state, view):
+        return 2 + self._known[state.id].output_tokens % 2
+
+
+def test_policy_that_cuts_prompts_by_true_lengths_is_caught_before_any_token_comes_out():
+    work = (arrival(0, 0, 5, 30),)
+    assert random.Random(1).randint(1, 39) % 2, "the other length, with which it is compared"
+    with pytest.raises(AssertionError, match=r"by request are \{0: 2\}, and \{0: 3"):
+        policy_laws.cannot_see_lengths(ChunksByLength, Case(work, LIMITS))
+
+
+HORIZON_CHECKED = {"keeps_its_promises": {True}}
+
+
+@pytest.mark.parametrize("law", POLICY_LAWS)
+def test_horizons_are_checked_where_promises_are_the_law_and_nowhere_else(law, monkeypatch):
+    checked, run = set(), policy_laws.laws.run
+
+    def noting(policy, work, limits, *given, **options):
+        checked.add(limits.check_horizon)
+        return run(policy, work, limits, *given, **options)
+
+    monkeypatch.setattr(policy_laws.laws, "run", noting)
+    case = Case((arrival(0, 0, 5, 3), arrival(1, 9, 7, 2)), LIMITS)
+    check_policy(ContinuousBatching, only=law, cases=[case])
+    assert checked == HORIZON_CHECKED.get(law, {False})
+
+
+def test_every_case_is_written_down_as_code_that_gives_it_again():
+    odd = {"max_tokens": 1, "priority": -1, "tenant": "", "application": "", "predicted_tokens": 0}
+    cases = [*random_cases(5, 20), Case((arrival(0, 0, 5, 3, **odd),), LIMITS)]
+    cases += [Case((arrival(0, 0, 5, 3, **{name: value}),), LIMITS) for name, value in odd.items()]
+    names = {"Case": Case, "EngineConfig": EngineConfig, "LinearCost": LinearCost, "Slo": Slo,
+             "arrival": arrival}  # fmt: skip
+    for case in cases:
+        again = eval(str(case), names)
+        assert repr(again) == repr(case)
+
+
 def test_policy_is_tried_on_cases_of_the_seed_that_is_given(monkeypatch):
     drawn = []
     monkeypatch.setattr(
@@ -544,6 +589,7 @@ def test_guard_hands_on_to_each_hook_what_it_was_called_with():
     [
         ([(0, "a"), (1, 2), (1, "b")], r"\(1, 'b'\) of request 2 and \(1, 2\) of request 1"),
         ([(0, (1,)), (1, 2), (1, (2,))], r"\(1, \(2,\)\) of request 2 and \(1, 2\) of request 1"),
+        ([((0, "a"),), ((1, 2),), ((1, "b"),)], r"\(\(1, 'b'\),\) of request 2 and \(\(1, 2\),\)"),
         ([1, 2.5, True, 3], None),
         ([("a", 1), ("b", 2.0), ("b", 3)], None),
     ],
