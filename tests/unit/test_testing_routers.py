@@ -10,8 +10,9 @@ from schedlab.policies.routers import registry
 from schedlab.policies.routers.router import Router
 from schedlab.sim.config import EngineConfig
 from schedlab.testing import LawBroken, check_router
+from schedlab.testing import router as router_laws
 from schedlab.testing.cases import Case
-from schedlab.testing.router import ROUTER_LAWS, _with_prefixes
+from schedlab.testing.router import ROUTER_LAWS, _with_prefixes, fleet_cases
 from tests.laws import arrival
 
 LIMITS = EngineConfig(
@@ -164,3 +165,17 @@ def test_prompts_share_two_blocks_with_every_third_and_sessions_with_every_fourt
     assert sessions == [f"session {i}" for i in (0, 1, 2, 3, 0)]
     assert found.limits.enable_prefix_caching
     assert [a.output_tokens for a in found.workload] == [2] * 5
+
+
+def test_router_is_tried_with_sessions_and_prefixes_unless_cases_are_given(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        router_laws, "verdicts", lambda name, make, laws, cases, only: tried.append(cases) or ()
+    )
+    check_router(Fair)
+    check_router(Fair, cases=[PLAIN])
+    assert repr(tried) == repr([list(fleet_cases()), [PLAIN]])
+    requests = [one.request for case in tried[0] for one in case.workload]
+    assert all(request.session for request in requests)
+    assert any(request.prefix_hash_ids for request in requests)
+    assert all(case.limits.enable_prefix_caching for case in tried[0])
