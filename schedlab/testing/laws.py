@@ -307,11 +307,12 @@ def _accepted(steps: Columns) -> Ints:
 def check_never_idle(log: RunLog) -> None:
     """Require that the GPU idles only when the system is empty (AssertionError)."""
     requests, steps = log.requests(), log.steps()
-    idle = np.flatnonzero(steps["start_ns"][1:] > steps["end_ns"][:-1])
+    before = np.concatenate([[0], steps["end_ns"][:-1]])
+    idle = np.flatnonzero(steps["start_ns"] > before)
     accepted = requests["status"] != REJECTED
     arrived, finished = requests["arrival_ns"][accepted], requests["finish_ns"][accepted]
     for i in idle:
-        start, end = steps["end_ns"][i], steps["start_ns"][i + 1]
+        start, end = before[i], steps["start_ns"][i]
         present = (arrived < end) & (finished > start)
         require(not present.any(), f"idle from {start} to {end} with {present.sum()} requests")
 

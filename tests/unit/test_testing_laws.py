@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.request import RequestState, Turn
 from schedlab.testing import laws
 from schedlab.testing.cost_model import _after, random_shape
@@ -118,6 +120,47 @@ def test_idle_engine_with_somebody_waiting_is_no_idle_engine(log):
     assert steps["num_running"][3] > 0
     with pytest.raises(AssertionError, match="idle from"):
         laws.check_never_idle(late)
+
+
+def test_time_before_the_first_step_is_idle_like_any_other(log):
+    first_ns = int(log.requests()["arrival_ns"].min())
+    assert log.steps()["start_ns"][0] == first_ns == 0
+    laws.check_never_idle(log)
+    late = Forged(
+        Forged(log, "steps", "start_ns", lambda c: c + 1), "steps", "end_ns", lambda c: c + 1
+    )
+    with pytest.raises(AssertionError, match="idle from 0 to 1 with 1 requests"):
+        laws.check_never_idle(late)
+    later = Forged(late, "requests", "arrival_ns", lambda c: c + 1)
+    laws.check_never_idle(later)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_engine_idles_in_any_instant_outside_all_steps_in_which_somebody_is_there(seed):
+    draw = random.Random(seed)
+    edges = sorted(draw.sample(range(40), 6))
+    starts, ends = edges[::2], edges[1::2]
+    rows = [(draw.randrange(40), draw.randrange(1, 9), draw.choice((0, 1))) for _ in range(3)]
+    there = {
+        at
+        for arrived, length, status in rows
+        for at in range(arrived, arrived + length)
+        if status != REJECTED
+    }
+    computed = {at for one in zip(starts, ends, strict=True) for at in range(*one)}
+    log = SimpleNamespace(
+        steps=lambda: {"start_ns": np.array(starts), "end_ns": np.array(ends)},
+        requests=lambda: {
+            "arrival_ns": np.array([arrived for arrived, _, _ in rows]),
+            "finish_ns": np.array([arrived + length for arrived, length, _ in rows]),
+            "status": np.array([status for _, _, status in rows]),
+        },
+    )
+    if there & (set(range(ends[-1])) - computed):
+        with pytest.raises(AssertionError, match="idle from"):
+            laws.check_never_idle(log)
+    else:
+        laws.check_never_idle(log)
 
 
 def test_difference_names_the_first_row_that_differs_and_in_what(log):
@@ -291,7 +334,7 @@ def test_run_that_idles_beside_requests_is_lawful_only_where_it_may_wait():
     work = [laws.arrival(0, 0, 5, 2), laws.arrival(1, 3_000, 5, 2)]
     found = laws.run(registry.make("dynamic", max_queue_delay_s=1e-6), work, LIMITS)
     laws.check(found, work, LIMITS, may_wait=True)
-    with pytest.raises(AssertionError, match="idle from 3065 to 4000 with 1 requests"):
+    with pytest.raises(AssertionError, match="idle from 0 to 1000 with 1 requests"):
         laws.check(found, work, LIMITS)
     busy = laws.run(registry.make("fcfs"), work, LIMITS)
     laws.check(busy, work, LIMITS)
