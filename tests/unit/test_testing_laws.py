@@ -11,7 +11,7 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.record.columns import REJECTED, TRUNCATED
 from schedlab.sim.request import RequestState, Turn
 from schedlab.testing import laws
 from schedlab.testing.cost_model import _after, random_shape
@@ -76,6 +76,7 @@ FORGERIES = [
     ("steps", "end_ns", at(0, -(10**6)), "every step takes time"),
     ("steps", "end_ns", at(1, 10**6), "steps overlap"),
     ("requests", "generated_tokens", at(3, 1), "each answer is as long as it is"),
+    ("requests", "status", at(0, TRUNCATED), "who may say no more, and nobody else, is cut off"),
     ("steps", "prefill_tokens", at(0, 1), "tokens computed are those needed"),
     ("requests", "cached_tokens", at(0, 1), "tokens computed are those needed"),
     ("steps", "recomputed_tokens", at(0, 99), "recomputed tokens of requests and of steps"),
@@ -161,6 +162,23 @@ def test_engine_idles_in_any_instant_outside_all_steps_in_which_somebody_is_ther
             laws.check_never_idle(log)
     else:
         laws.check_never_idle(log)
+
+
+def test_difference_of_a_run_that_is_not_at_its_end_is_of_the_same_request_in_both(log):
+    class Begun(Forged):
+        def requests(self):
+            return {name: column[1:] for name, column in super().requests().items()}
+
+    finish = int(log.requests()["finish_ns"][4])
+    other = Forged(log, "requests", "finish_ns", at(4, 7))
+    told = laws.difference(Begun(log, "", "", None), other, ("here", "there"))
+    assert told == f"request 4: finish_ns {finish} here, {finish + 7} there"
+
+
+def test_requests_may_be_sent_in_any_order_of_their_ids(log):
+    laws.check(log, WORK[::-1], LIMITS)
+    renamed = [replace(one, request=replace(one.request, id=6 - i)) for i, one in enumerate(WORK)]
+    laws.check(laws.run(registry.make("fcfs"), renamed, LIMITS), renamed, LIMITS)
 
 
 def test_difference_names_the_first_row_that_differs_and_in_what(log):
