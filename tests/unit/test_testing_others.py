@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,7 +244,9 @@ class Wrong(SimExecutor):
         (first, *others), overhead_ns, finished = (
             steps.durations_ns, steps.overhead_ns, steps.finished
         )  # fmt: skip
-        if self.what == "a float":
+        if self.what == "a truth":
+            first = True
+        elif self.what == "a float":
             first = float(first)
         elif self.what == "no time":
             first = 0
@@ -287,6 +290,13 @@ class CutsShort(SimExecutor):
         super().add(request, max(output_tokens - 1, 1))
 
 
+class RunsOn(SimExecutor):
+    """Ends every answer one token late."""
+
+    def add(self, request, output_tokens):
+        super().add(request, output_tokens + 1)
+
+
 class Drifting(SimExecutor):
     """Takes a nanosecond longer with each call."""
 
@@ -304,9 +314,11 @@ BAD_EXECUTORS = [
     (OvereagerInTime, "runs_no_more_than_asked", r"(\d+) steps, asked for 1 to (?!\1)"),
     (OvereagerInNumber, "runs_no_more_than_asked", "last step starts at .* ns, not before"),
     (CutsShort, "generates_true_lengths", "gets .* tokens, not"),
+    (RunsOn, "generates_true_lengths", "gets .* tokens, not"),
     (Borrows, "generates_true_lengths", "tokens, .* are|is off"),
     (Drifting, "runs_many_steps_as_single_ones", "the runs differ at"),
     (wrong("a float"), "runs_no_more_than_asked", r"a step takes \d+\.0 ns"),
+    (wrong("a truth"), "runs_no_more_than_asked", "a step takes True ns"),
     (wrong("no time"), "runs_no_more_than_asked", "a step takes 0 ns"),
     (wrong("none at all"), "runs_no_more_than_asked", "0 steps, asked for 1 to"),
     (wrong("overhead"), "runs_no_more_than_asked", "-1 ns of overhead"),
@@ -571,6 +583,11 @@ def test_smaller_cases_are_tried_as_often_as_the_most_and_no_oftener():
     large = Case(tuple(arrival(i, i, 9, 9) for i in range(60)), next(random_cases()).limits)
     smallest(large, asked.append)
     assert len(asked) == _MAX_TRIES
+    for seed in range(5):
+        asked.clear()
+        draw = Random(seed)
+        smallest(large, lambda case: asked.append(case) or draw.random() < 0.05)  # noqa: B023
+        assert len(asked) == _MAX_TRIES, "as often in all, however many are found"
     asked.clear()
     smallest(replace(large, workload=large.workload[:2]), asked.append)
     assert len(asked) == 2 + 2 + 2 * 2, "halves, one left out, one with a shorter answer or prompt"
