@@ -511,19 +511,25 @@ def test_guard_names_what_a_hook_adds_removes_and_changes(does, fault):
 
 
 class ChunksByLength(Leaking):
-    """Begins a prompt with a longer chunk if its answer is of an odd length."""
+    """Begins a prompt with a longer chunk if its answer is longer than `than`."""
 
     key = None
+    than = 0
 
     def chunk(self, state, view):
-        return 2 + self._known[state.id].output_tokens % 2
+        return 2 + (self._known[state.id].output_tokens > self.than)
 
 
-def test_policy_that_cuts_prompts_by_true_lengths_is_caught_before_any_token_comes_out():
-    work = (arrival(0, 0, 5, 30),)
-    assert random.Random(1).randint(1, 39) % 2, "the other length, with which it is compared"
-    with pytest.raises(AssertionError, match=r"by request are \{0: 2\}, and \{0: 3"):
-        policy_laws.cannot_see_lengths(ChunksByLength, Case(work, LIMITS))
+@pytest.mark.parametrize(("own_tokens", "than", "chunks"), [(30, 20, (3, 2)), (3, 5, (2, 3))])
+def test_policy_that_cuts_prompts_by_true_lengths_is_caught_before_any_token_comes_out(
+    own_tokens, than, chunks, monkeypatch
+):
+    monkeypatch.setattr(ChunksByLength, "than", than)
+    assert random.Random(1).randint(1, 39) == 9, "the other length, with which it is compared"
+    case = Case((arrival(0, 0, 5, own_tokens),), LIMITS)
+    law = rf"by request are \{{0: {chunks[0]}\}}, and \{{0: {chunks[1]}\}} with other"
+    with pytest.raises(AssertionError, match=law):
+        policy_laws.cannot_see_lengths(ChunksByLength, case)
 
 
 HORIZON_CHECKED = {"keeps_its_promises": {True}}
