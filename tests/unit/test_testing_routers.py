@@ -71,6 +71,18 @@ class AsksCaches(Router):
         return self.least([-engine.cached_tokens(request) for engine in engines])
 
 
+class PeepsAmongMany(Router):
+    looks_at_engines = False
+
+    def route(self, request, engines):
+        return self.least([engine.num_waiting for engine in engines]) if len(engines) > 1 else 0
+
+
+class AsksCachesOfOthers(Router):
+    def route(self, request, engines):
+        return self.least([0, *(-engine.cached_tokens(request) for engine in engines[1:])])
+
+
 class NamesTheIndex(Router):
     def route(self, request, engines):
         return engines[-1].index
@@ -94,6 +106,8 @@ BREAKERS = [
     (CountsPlans, "sees_what_is_there_step_by_step", "differs with fast_forward off"),
     (Peeps, "looks_only_if_it_says_so", "asked an engine for num_running, and looks_at_engines is"),
     (AsksCaches, "asks_caches_only_if_it_says_so", "cached_tokens, and looks_at_caches is False"),
+    (PeepsAmongMany, "looks_only_if_it_says_so", "asked an engine for num_waiting, and looks_at"),
+    (AsksCachesOfOthers, "asks_caches_only_if_it_says_so", "and looks_at_caches is False"),
     (NamesTheIndex, "minds_the_index_not_the_place", "place 2 of 2 engines"),
     (NamesNone, "minds_the_index_not_the_place", "place -1 of 2 engines"),
 ]
@@ -179,3 +193,8 @@ def test_router_is_tried_with_sessions_and_prefixes_unless_cases_are_given(monke
     assert all(request.session for request in requests)
     assert any(request.prefix_hash_ids for request in requests)
     assert all(case.limits.enable_prefix_caching for case in tried[0])
+
+
+def test_field_of_a_request_that_is_not_even_itself_is_unchanged_if_it_is_the_same():
+    work = tuple(arrival(i, 0, 5, 3, predicted_tokens=float("nan")) for i in range(2))
+    check_router(Blind, only="changes_no_request", cases=[Case(work, LIMITS)])
