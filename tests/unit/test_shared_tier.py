@@ -112,6 +112,7 @@ def test_what_an_engine_was_writing_when_it_died_is_lost():
     assert len(copies(log, 1, 1)) == 1
 
 
+@pytest.mark.slow
 def test_what_one_of_many_engines_was_writing_when_another_died_is_not_lost():
     # Of engines as far apart as there are places in an instant, too.
     class There(Router):
