@@ -9,6 +9,9 @@ from schedlab.sim.drive.pool_state import PoolState
 class KvThresholds(Autoscaler):
     """Keep the mean share of KV memory in use between two thresholds, an engine at a time.
 
+    While one is starting nothing changes, as in the planner, which waits for what it has asked for.
+    That one goes by the mean of an interval, and adds something for requests that wait.
+
     Parameters
     ----------
     up : float
@@ -27,7 +30,7 @@ class KvThresholds(Autoscaler):
 
     def num_engines(self, pool: PoolState) -> int:
         """Compare the mean with both."""
-        if not pool.engines:
+        if not pool.engines or len(pool.engines) < pool.num_engines:
             return pool.num_engines
         use = sum([engine.used_blocks / engine.num_blocks for engine in pool.engines])
         mean = use / len(pool.engines)

@@ -10,7 +10,8 @@ class SloAttainment(Autoscaler):
     """Follow the share of answers that held all their targets.
 
     Below `target` there is one engine more. If it was at least `target` for `patience` intervals
-    in a row there is one less. Intervals without an answer count as held if nothing waits.
+    in a row there is one less. Intervals without an answer count as held if nothing waits. While
+    an engine is starting the number stays: what it is for is on its way.
 
     Parameters
     ----------
@@ -20,7 +21,9 @@ class SloAttainment(Autoscaler):
         Intervals, >= 1.
     """
 
-    source = "step scaling on an error rate, e.g. AWS Auto Scaling; thresholds are ours"
+    source = (
+        "step scaling on an error rate with warm-up, e.g. AWS Auto Scaling; thresholds are ours"
+    )
     needs_targets = ("ttft_ms", "tpot_ms", "e2el_ms")
 
     def __init__(self, target: float = 0.95, patience: int = 6) -> None:
@@ -40,6 +43,8 @@ class SloAttainment(Autoscaler):
         else:
             holds = not any(engine.num_waiting for engine in pool.engines)
         self._held = self._held + 1 if holds else 0
+        if len(pool.engines) < pool.num_engines:
+            return pool.num_engines
         if not holds:
             return pool.num_engines + 1
         if self._held >= self.patience:

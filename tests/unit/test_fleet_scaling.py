@@ -54,6 +54,52 @@ def test_hpa_scales_by_the_ratio_and_remembers_the_larger_number():
     assert hpa.num_engines(pool(*[engine(0)] * 4, now_s=95)) == 0
 
 
+@pytest.mark.parametrize(
+    ("waiting", "num_engines", "from_pods", "external"),
+    [
+        ((10, 10), 4, 4, 4),  # 20 over the 20 that four may have: on its way already
+        ((8, 8), 3, 3, 3),  # 16 over 15, within the tolerance
+        ((30,), 2, 6, 6),  # 30 over 5, whoever has them
+        ((8,), 4, 4, 2),  # above the target where they are, below it with all: no change
+        ((5, 5), 3, 3, 2),
+        ((1, 1), 4, 3, 1),  # two that start count as 5 each, or as nothing
+        ((1, 1), 2, 1, 1),
+    ],
+)
+def test_hpa_asks_no_second_time_for_engines_that_are_starting(
+    waiting, num_engines, from_pods, external
+):
+    seen = pool(*map(engine, waiting), num_engines=num_engines)
+    for is_external, expected in ((False, from_pods), (True, external)):
+        hpa = registry.make("hpa", target=5, stabilization_s=0, external=is_external)
+        assert hpa.num_engines(seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("max_added", "asked"),
+    [(4, [5, 5, 5, 10, 10, 10, 20]), (1, [2, 2, 2, 4, 4, 4, 8]), (None, [20] * 7)],
+)
+def test_hpa_grows_within_15_s_by_some_or_to_twice_as_many(max_added, asked):
+    hpa = registry.make("hpa", target=5, max_added=max_added)
+    found = [1]
+    for now_s in range(10, 45, 5):
+        seen = pool(engine(100), now_s=float(now_s), num_engines=found[-1])
+        found.append(hpa.num_engines(seen))
+    assert found[1:] == asked
+
+
+def test_scalers_by_steps_wait_for_an_engine_that_is_starting():
+    full = (engine(used_blocks=95, waiting=3), engine(used_blocks=99))
+    idle = (engine(), engine())
+    missed, held = ([Answer(10, 10, 1.0, 1.0, holds)] for holds in (False, True))
+    kv = registry.make("kv_thresholds")
+    slo = registry.make("slo_attainment", patience=1)
+    for engines, answers, change in ((full, missed, 1), (idle, held, -1)):
+        for scaler in (kv, slo):
+            assert scaler.num_engines(pool(*engines, num_engines=3, answers=answers)) == 3
+            assert scaler.num_engines(pool(*engines, answers=answers)) == 2 + change
+
+
 def test_kv_thresholds_move_one_engine_at_a_time():
     scaler = registry.make("kv_thresholds")
     assert scaler.num_engines(pool(engine(used_blocks=95), engine(used_blocks=90))) == 3
@@ -648,14 +694,22 @@ def test_autoscalers_of_loads_ask_for_as_many_engines_as_naive_counts():
             seen = pool(*engines, num_engines=count, now_s=float(now_s), answers=answers)
             uses = [one.used_blocks / one.num_blocks for one in engines]
             values = uses if metric == "kv_use" else [getattr(one, metric) for one in engines]
-            wanted = count
-            if values and not 0.75 <= np.mean(values) / target <= 1.25:
-                wanted = math.ceil(count * np.mean(values) / target)
-            past.append((now_s, wanted))
-            lately = max(n for at, n in past if at >= now_s - 30)
-            assert hpa.num_engines(seen) == (wanted if wanted >= count else min(lately, count))
+            wanted, late = count, max(count - len(engines), 0)
+            if values:
+                above = np.mean(values) >= target
+                counted = [*values, *[0 if above else target] * late]
+                share = np.mean(counted) / target
+                if not 0.75 <= share <= 1.25 and above == (share >= 1):
+                    wanted = math.ceil(sum(counted) / target)
+            past.append((now_s, wanted, count))
+            lately = max(n for at, n, _ in past if at >= now_s - 30)
+            had = next(n for at, _, n in past if at > now_s - 15)
+            expected = min(lately, count)
+            if wanted >= count:
+                expected = max(min(wanted, max(had + 4, 2 * had)), count)
+            assert hpa.num_engines(seen) == expected
             change = 0
-            if uses:
+            if uses and not late:
                 change = int(np.mean(uses) > 0.75) - int(np.mean(uses) < 0.25)
             assert kv.num_engines(seen) == max(count + change, 0)
             if answers:
@@ -663,7 +717,7 @@ def test_autoscalers_of_loads_ask_for_as_many_engines_as_naive_counts():
             else:
                 holds = all(one.num_waiting == 0 for one in engines)
             held = held + 1 if holds else 0
-            expected = count if holds else count + 1
-            if held == 3:
+            expected = count if holds or late else count + 1
+            if held >= 3 and not late:
                 held, expected = 0, max(count - 1, 0)
             assert slo.num_engines(seen) == expected
