@@ -14,11 +14,15 @@ class LMetric(Router):
     """The least product of prompt tokens to compute and of requests, with nothing to tune.
 
     To compute are the prompts that wait there and what of this one the cache does not hold;
-    requests are those waiting and running. What one factor weighs against the other cancels out in
-    a comparison. Where nothing runs or waits the product is 0: such an engine always takes it.
+    requests are those waiting and running, and this one. What one factor weighs against the other
+    cancels out in a comparison. An idle engine does not always take it: a busy one of few requests
+    that holds most of the prompt comes before it.
     """
 
-    source = "LMetric, Zhang et al. 2026 (arXiv:2603.15202): new prefill tokens * batch size"
+    source = (
+        "LMetric, Zhang et al. 2026 (arXiv:2603.15202), and blitz-serving/blitz-router, "
+        "policies/lmetric.rs: new prefill tokens * (batch size + 1)"
+    )
     looks_at_caches = True
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
@@ -32,4 +36,4 @@ class LMetric(Router):
 
 
 def _load(engine: EngineState) -> tuple[int, int]:
-    return engine.backlog_tokens, engine.num_waiting + engine.num_running
+    return engine.backlog_tokens, engine.num_waiting + engine.num_running + 1

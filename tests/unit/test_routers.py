@@ -252,6 +252,24 @@ def test_router_takes_the_least_of_what_it_goes_by(name, columns, chosen):
     assert got in ({0, 1} if chosen is None else {chosen})
 
 
+@pytest.mark.parametrize(
+    ("columns", "chosen"),
+    [
+        # A prompt of 100 tokens: 100 * 1 where nobody is, 36 * 2 and 36 * 3 where 64 are cached.
+        ({"num_running": (0, 1), "cached": (0, 64)}, 1),
+        ({"num_running": (0, 2), "cached": (0, 64)}, 0),
+        ({"num_running": (0, 0), "cached": (48, 64)}, 1),
+        ({"num_running": (1, 1), "cached": (0, 0), "backlog_tokens": (1, 0)}, 1),
+        ({"num_running": (3, 0), "num_waiting": (0, 1), "backlog_tokens": (0, 110)}, 0),  # 400, 420
+        ({"num_running": (0, 1), "cached": (0, 50)}, 1),  # 100 each: the most that is cached
+    ],
+)
+def test_lmetric_multiplies_what_is_to_compute_by_requests_with_this_one(columns, chosen):
+    assert registry.make("lmetric").route(request(), engines(**columns)) == chosen
+    swapped = {name: values[::-1] for name, values in columns.items()}
+    assert registry.make("lmetric").route(request(), engines(**swapped)) == 1 - chosen
+
+
 def test_round_robin_takes_turns():
     router = registry.make("round_robin")
     assert [router.route(request(i), engines(num_in_flight=(9, 0, 0))) for i in range(5)] == [
