@@ -45,7 +45,8 @@ class _Stretch:
         What follows, by the name of its first block.
     last : dict of int to _Sent
         By engine that remembers a block of them, the last prompt sent there that has them. What
-        was sent before may be forgotten up to a block in the middle of them.
+        was sent before may be forgotten up to a block in the middle of them. In the order in which
+        they were first sent them.
     """
 
     __slots__ = ("end", "ids", "last", "next", "parent", "start")
@@ -106,15 +107,38 @@ class PrefixTree:
     def match(self, ids: Sequence[int]) -> dict[int, int]:
         """Count the leading blocks of a prompt that are remembered, by engine that has any."""
         found: dict[int, int] = {}
+        for node, end in self._path(ids):
+            for engine, sent in node.last.items():
+                found[engine] = min(sent.end, end)
+        return found
+
+    def first_sent(self, ids: Sequence[int], engines: Sequence[int]) -> int:
+        """Return the engine that was sent first what of a prompt is remembered of them.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            The prompt.
+        engines : sequence of int
+            Engines of which equally many of its blocks are remembered.
+        """
+        for node, _ in reversed(self._path(ids)):
+            for engine in node.last:
+                if engine in engines:
+                    return engine
+        return engines[0]
+
+    def _path(self, ids: Sequence[int]) -> list[tuple[_Stretch, int]]:
+        """Return the stretches that a prompt goes along, and up to which block."""
+        path: list[tuple[_Stretch, int]] = []
         node: _Stretch | None = self._root
         end = 0
         while node is not None and node.end == end < len(ids):
             node = node.next.get(ids[end])
             if node is not None:
                 end = node.common(ids)
-                for engine, sent in node.last.items():
-                    found[engine] = min(sent.end, end)
-        return found
+                path.append((node, end))
+        return path
 
     def add(self, engine: int, ids: Sequence[int], max_blocks: int) -> None:
         """Remember that an engine is sent a prompt, and so many blocks of it in all at most."""

@@ -49,8 +49,9 @@ def test_bounds_are_reached_by_equal_prompts_in_turn_and_at_one_engine():
 
 
 def test_knowing_prefixes_reaches_more_of_what_can_be_shared():
+    by_prefix = {"name": "prefix_aware", "cache_threshold": 0.3}  # of most it is less than half
     known, blind = (
-        run(prefixes(name, 4, 100)).metric("prefix_hit_share")
-        for name in ("prefix_aware", "round_robin")
+        run(prefixes(router, 4, 100)).metric("prefix_hit_share")
+        for router in (by_prefix, "round_robin")
     )
     assert known > blind

@@ -331,20 +331,78 @@ def test_prefix_goes_where_it_was_sent_unless_little_of_it_is_known():
     long = request(prompt=160, prefix_hash_ids=IDS)
     assert router.route(long, two) == 0
     assert router.route(long, engines(num_in_flight=(9, 0))) == 0, "not unbalanced yet"
-    little = request(prompt=160, prefix_hash_ids=(*IDS[:3], *range(50, 57)))
-    assert router.route(little, two) == 1, "48 of 160 tokens are no more than 0.3"
-    more = request(prompt=160, prefix_hash_ids=(*IDS[:4], *range(70, 76)))
+    little = request(prompt=160, prefix_hash_ids=(*IDS[:5], *range(50, 55)))
+    assert router.route(little, two) == 1, "80 of 160 tokens are no more than half"
+    more = request(prompt=160, prefix_hash_ids=(*IDS[:6], *range(70, 74)))
     assert router.route(more, two) == 0
 
 
 @pytest.mark.parametrize(
-    ("loads", "chosen"), [((64, 0), 0), ((65, 0), 1), ((200, 134), 0), ((200, 130), 1)]
+    ("knobs", "loads", "chosen"),
+    [
+        ({}, (32, 0), 0),
+        ({}, (33, 0), 1),
+        ({}, (400, 367), 1),  # 1.0001 times is next to nothing
+        ({"balance_abs": 64, "balance_rel": 1.5}, (64, 0), 0),
+        ({"balance_abs": 64, "balance_rel": 1.5}, (65, 0), 1),
+        ({"balance_abs": 64, "balance_rel": 1.5}, (200, 134), 0),
+        ({"balance_abs": 64, "balance_rel": 1.5}, (200, 130), 1),
+    ],
 )
-def test_prefix_counts_only_while_engines_are_balanced(loads, chosen):
-    router = registry.make("prefix_aware")
+def test_prefix_counts_only_while_engines_are_balanced(knobs, loads, chosen):
+    router = registry.make("prefix_aware", **knobs)
     long = request(prompt=160, prefix_hash_ids=IDS)
     router.route(long, engines(num_in_flight=(0, 0)))
     assert router.route(long, engines(num_in_flight=loads)) == chosen
+
+
+def test_prefix_that_several_were_sent_goes_to_the_first_of_them_however_loaded():
+    router = registry.make("prefix_aware", balance_abs=9)
+    ends = [(*IDS[:6], *range(n, n + 4)) for n in (50, 60)]
+    asked = [request(prompt=160, prefix_hash_ids=ids) for ids in ends]
+    whole, other = asked
+    # The other end goes to engine 1 first, as 0 is overloaded; then the first one, as 2 and 1 are.
+    assert router.route(whole, engines(num_in_flight=(10, 10, 0))) == 2
+    assert router.route(other, engines(num_in_flight=(0, 9, 10))) == 0
+    assert router.route(whole, engines(num_in_flight=(5, 0, 9))) == 2
+    assert router.route(other, engines(num_in_flight=(9, 9, 0))) == 0
+    assert router.route(whole, engines(num_in_flight=(0, 9, 10))) == 0, "it is overloaded"
+    both = engines(num_in_flight=(0, 5, 9))
+    assert router.route(whole, both) == 2, "both were sent it, 2 before"
+    third = request(prompt=160, prefix_hash_ids=(*IDS[:6], *range(70, 74)))
+    assert router.route(third, both) == 2, "the beginning as well"
+    assert router.route(other, both) == 0, "of this only 0 knows the end"
+    assert router.route(whole, both[:2]) == 0
+    router.engine_is_gone(2)
+    assert router.route(whole, both) == 0
+
+
+@pytest.mark.parametrize(
+    ("low_match", "sent", "loads", "chosen"),
+    [
+        ("smallest_tree", (0, 9), (0, 1), 1),
+        ("least_loaded", (0, 9), (0, 1), 0),
+        ("smallest_tree", (9, 0), (0, 1), 0),
+        ("smallest_tree", (9, 0), (1, 0), 0),
+        ("least_loaded", (9, 0), (1, 0), 1),
+    ],
+)
+def test_prompt_that_nobody_knows_goes_by_the_rule_for_low_matches(low_match, sent, loads, chosen):
+    router = registry.make("prefix_aware", low_match=low_match)
+    router.route(request(prompt=160, prefix_hash_ids=IDS), engines(num_in_flight=sent))
+    new = request(prompt=160, prefix_hash_ids=range(50, 60))
+    assert router.route(new, engines(num_in_flight=loads)) == chosen
+
+
+def test_prefixes_that_were_sent_are_remembered_beyond_the_memory_of_an_engine():
+    first, second = (request(prompt=160, prefix_hash_ids=range(n, n + 10)) for n in (0, 20))
+    two = [Told(index=i, num_blocks=12) for i in range(2)]
+    for max_tree_tokens, place in ((2**22, 0), (200, 1), (None, 1)):
+        router = registry.make("prefix_aware", max_tree_tokens=max_tree_tokens)
+        for sent in (first, second):
+            router.route(sent, two[:1])
+        # Of twelve blocks two are left for the first prompt.
+        assert router.route(first, two) == place
 
 
 @pytest.mark.parametrize("name", ["prefix_aware", "llm_d"])
@@ -369,7 +427,7 @@ def test_router_by_prefixes_says_that_it_asks_caches_only_where_it_is_precise(na
     class Asked(Told):
         def cached_tokens(self, request):
             asked.append(self.index)
-            return 16 * self.index
+            return 20 * self.index
 
     blocks = request(prompt=64, prefix_hash_ids=(1, 2, 3, 4))
     place = router.route(blocks, [Asked(index=i) for i in range(3)])
@@ -379,8 +437,9 @@ def test_router_by_prefixes_says_that_it_asks_caches_only_where_it_is_precise(na
 
 def test_precise_router_asks_the_caches():
     router = registry.make("prefix_aware", precise=True)
-    assert router.route(request(), engines(cached=(0, 48))) == 1
-    assert router.route(request(), engines(cached=(0, 30), used_blocks=(1, 2))) == 0
+    assert router.route(request(), engines(cached=(0, 64))) == 1
+    assert router.route(request(), engines(cached=(0, 48), used_blocks=(1, 2))) == 0
+    assert router.route(request(), engines(cached=(64, 64), num_in_flight=(1, 0))) == 1
 
 
 def test_tree_forgets_the_ends_of_the_oldest_prompts_of_each_engine():
@@ -491,6 +550,7 @@ def test_same_seed_draws_the_same_and_another_does_not():
         ("session_affinity", {"key": "user"}, "key must be"),
         ("consistent_hashing", {"load_factor": 1.0}, "load_factor must be > 1"),
         ("prefix_aware", {"cache_threshold": 2}, "cache_threshold must be"),
+        ("prefix_aware", {"low_match": "any"}, "low_match must be smallest_tree or"),
         ("llm_d", {"prefix": 0, "queue": 0, "kv": 0}, "not all 0"),
         ("slo_aware", {"margin": 0}, "margin must be"),
     ],
