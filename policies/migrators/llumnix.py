@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from schedlab.policies.migrators.migrator import Migrator
 from schedlab.policies.migrators.registry import register
-from schedlab.policies.routers.llumnix import freeness
+from schedlab.policies.routers.llumnix import Rule, check, freeness
 from schedlab.sim.drive.engine_state import Candidate
 
 
@@ -24,6 +24,8 @@ class Llumnix(Migrator):
         An engine of more freeness is gone to, >= `leave_below`.
     headroom : float
         As of the router of this name, in [0, 1].
+    rule : {"paper", "code"}
+        As of the router of this name.
     """
 
     source = (
@@ -32,22 +34,26 @@ class Llumnix(Migrator):
     )
 
     def __init__(
-        self, leave_below: float = 3.0, enter_above: float = 3.0, headroom: float = 0.5
+        self,
+        leave_below: float = 3.0,
+        enter_above: float = 3.0,
+        headroom: float = 0.5,
+        rule: Rule = "paper",
     ) -> None:
         if not leave_below <= enter_above:
             raise ValueError(
                 f"leave_below must be at most enter_above, got {leave_below!r} and {enter_above!r}"
             )
-        if not 0 <= headroom <= 1:
-            raise ValueError(f"headroom must be in [0, 1], got {headroom!r}")
+        check(headroom, rule)
         self.leave_below = leave_below
         self.enter_above = enter_above
         self.headroom = headroom
+        self.rule = rule
 
     def pairs(self, candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
         """Sort both sides by freeness, and pair them off."""
         free = [
-            float("-inf") if c.is_draining else freeness(c.engine, self.headroom)
+            float("-inf") if c.is_draining else freeness(c.engine, self.headroom, self.rule)
             for c in candidates
         ]
         places = range(len(candidates))

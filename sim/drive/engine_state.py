@@ -59,7 +59,8 @@ class LiveState:
     __slots__ = (
         "_backlog_tokens", "_begun", "_begun_blocks", "_begun_until_ns", "_blocks_per_step",
         "_board", "_clock", "_engine", "_first_waiting_blocks", "_num_urgent", "_place",
-        "_queued", "_requests", "_used_blocks", "_used_until_ns", "block_size", "index",
+        "_queued", "_requests", "_used_blocks", "_used_until_ns", "_waiting_blocks", "block_size",
+        "index",
         "num_blocks", "num_in_flight", "num_running", "num_waiting", "predicted_tokens_in_flight",
         "prompt_tokens_in_flight", "segment",
     )  # fmt: skip
@@ -96,7 +97,7 @@ class LiveState:
         self.num_waiting = requests.num_waiting + len(self._queued)
         self.num_running = requests.num_running
         self._backlog_tokens = self._used_until_ns = -1
-        self._first_waiting_blocks = self._num_urgent = -1
+        self._first_waiting_blocks = self._waiting_blocks = self._num_urgent = -1
         board = self._board
         if board is not None:
             board.has_changed(self._place, self.num_waiting, self.num_running)
@@ -180,14 +181,32 @@ class LiveState:
         """
         if self._first_waiting_blocks < 0:
             self._first_waiting_blocks = 0
-            requests, size = self._requests, self.block_size
-            waiting = [*requests.waiting, *requests.intake.requests, *requests.holding.values()]
-            waiting += self._queued.values()
+            waiting = self._waiting()
             if waiting:
                 first: RequestState = min(waiting, key=lambda s: (s.request.arrival_ns, s.id))
-                held_tokens = first.num_computed_tokens if first.id in requests.holding else 0
-                self._first_waiting_blocks = -(-first.num_tokens // size) - -(-held_tokens // size)
+                self._first_waiting_blocks = self._blocks_to_come(first)
         return self._first_waiting_blocks
+
+    @property
+    def waiting_blocks(self) -> int:
+        """KV blocks that all requests without a seat need, beside those that they hold."""
+        if self._waiting_blocks < 0:
+            self._waiting_blocks = sum([self._blocks_to_come(state) for state in self._waiting()])
+        return self._waiting_blocks
+
+    def _waiting(self) -> list[RequestState]:
+        """Return the requests without a seat."""
+        requests = self._requests
+        waiting = [*requests.waiting, *requests.intake.requests, *requests.holding.values()]
+        waiting += self._queued.values()
+        return waiting
+
+    def _blocks_to_come(self, state: RequestState) -> int:
+        """Count the blocks that a request without a seat needs and does not hold."""
+        size = self.block_size
+        is_loaded = state.id in self._requests.holding
+        held_tokens = state.num_computed_tokens if is_loaded else 0
+        return -(-state.num_tokens // size) - -(-held_tokens // size)
 
     @property
     def num_urgent(self) -> int:
@@ -225,7 +244,7 @@ class ReportedState:
     __slots__ = (
         "_board", "_live", "_place", "backlog_tokens", "block_size", "first_waiting_blocks",
         "index", "num_blocks", "num_in_flight", "num_running", "num_urgent", "num_waiting",
-        "predicted_tokens_in_flight", "prompt_tokens_in_flight", "used_blocks",
+        "predicted_tokens_in_flight", "prompt_tokens_in_flight", "used_blocks", "waiting_blocks",
     )  # fmt: skip
 
     def __init__(self, live: LiveState) -> None:
@@ -243,6 +262,7 @@ class ReportedState:
         self.backlog_tokens = live.backlog_tokens
         self.used_blocks = live.used_blocks
         self.first_waiting_blocks = live.first_waiting_blocks
+        self.waiting_blocks = live.waiting_blocks
         self.num_urgent = live.num_urgent
 
     def stand_on(self, board: Board, place: int) -> None:
@@ -255,6 +275,7 @@ class ReportedState:
         self.num_waiting += 1
         self.prompt_tokens_in_flight += request.prompt_tokens
         self.backlog_tokens += request.prompt_tokens
+        self.waiting_blocks += -(-request.prompt_tokens // self.block_size)
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += request.predicted_tokens
         if self._board is not None:

@@ -15,7 +15,7 @@ _SHAPE = BatchShape(2, 30, 20, ((5, 7),))
 _OF_ENGINES = (
     "index", "num_in_flight", "prompt_tokens_in_flight", "predicted_tokens_in_flight",
     "num_waiting", "num_running", "num_blocks", "block_size", "backlog_tokens", "used_blocks",
-    "first_waiting_blocks", "num_urgent",
+    "first_waiting_blocks", "waiting_blocks", "num_urgent",
 )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ def said(engine):
     return (
         engine.num_in_flight, engine.num_waiting, engine.num_running, engine.used_blocks,
         engine.prompt_tokens_in_flight, engine.backlog_tokens, engine.first_waiting_blocks,
+        engine.waiting_blocks,
     )  # fmt: skip
 
 

@@ -494,12 +494,17 @@ def test_request_that_is_to_go_on_at_an_engine_waits_there_until_there_is_room()
     engine = Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
     engine.submit(arrival(1, 50, 7, 1), 50)
     live = LiveState(0, engine, Clock())
-    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (1, 0, 2)
+
+    def told():
+        waiting = live.first_waiting_blocks, live.waiting_blocks
+        return live.num_waiting, live.num_running, *waiting
+
+    assert told() == (1, 0, 2, 2)
     first = RequestState(arrival(2, 40, 30, 1).request)
     live.queue(first)
-    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (2, 0, 8)
+    assert told() == (2, 0, 8, 10)
     live.unqueue(first)
-    assert (live.num_waiting, live.num_running, live.first_waiting_blocks) == (1, 0, 2)
+    assert told() == (1, 0, 2, 2)
 
 
 def test_router_by_counts_sees_who_is_on_the_way_to_an_engine_that_answers():

@@ -129,10 +129,13 @@ def test_migrator_that_names_no_other_engine_is_blamed(place):
         simulate([arrival(0, 0, 20, 5)], Nowhere(place))
 
 
-def engine(used_blocks=0, running=1, first_waiting_blocks=0, num_urgent=0):
+def engine(
+    used_blocks=0, running=1, first_waiting_blocks=0, num_urgent=0, waiting=0, waiting_blocks=0
+):
     return SimpleNamespace(
         used_blocks=used_blocks, num_blocks=100, num_running=running, num_urgent=num_urgent,
-        first_waiting_blocks=first_waiting_blocks,
+        first_waiting_blocks=first_waiting_blocks, num_waiting=waiting,
+        waiting_blocks=waiting_blocks,
     )  # fmt: skip
 
 
@@ -148,6 +151,38 @@ def engine(used_blocks=0, running=1, first_waiting_blocks=0, num_urgent=0):
 )
 def test_freeness_counts_what_waits_and_headroom_for_the_urgent(state, blocks):
     assert freeness(state, headroom=0.5) == blocks
+
+
+@pytest.mark.parametrize(
+    ("state", "blocks"),
+    [
+        (engine(40, 4), 15.0),
+        (engine(40, 4, waiting=2, first_waiting_blocks=10, waiting_blocks=30), 5.0),
+        (engine(80, 1, waiting=4, waiting_blocks=30), -2.0),
+        (engine(40, 4, num_urgent=1), 15.0),  # no headroom
+        (engine(0, 0), float("inf")),
+        (engine(10, 0), float("inf")),
+    ],
+)
+def test_freeness_of_the_code_counts_all_who_wait_and_divides_by_them_too(state, blocks):
+    assert freeness(state, headroom=0.5, rule="code") == blocks
+
+
+def test_migrator_and_router_go_by_the_freeness_of_the_rule_they_are_given():
+    states = [
+        engine(10, 9, waiting=0),
+        engine(10, 9, first_waiting_blocks=2, waiting=9, waiting_blocks=89),
+    ]
+    candidates = [Candidate(state, False) for state in states]
+    knobs = {"leave_below": 3.0, "enter_above": 3.0}
+    assert migrators.make("llumnix", **knobs).pairs(candidates) == []
+    assert migrators.make("llumnix", rule="code", **knobs).pairs(candidates) == [(1, 0)]
+    routed = [engine(10, 4, waiting=9, waiting_blocks=9), engine(30, 5)]  # 22.5 and 14; 6.2 and 14
+    assert routers.make("llumnix").route(None, routed) == 0
+    assert routers.make("llumnix", rule="code").route(None, routed) == 1
+    for make in (routers.make, migrators.make):
+        with pytest.raises(SpecError, match="rule must be paper or code, got 'ours'"):
+            make("llumnix", rule="ours")
 
 
 def test_llumnix_pairs_the_least_free_with_the_freest_and_empties_who_drains():

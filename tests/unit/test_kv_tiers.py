@@ -704,7 +704,7 @@ def test_router_is_told_of_what_is_left_to_compute_of_who_is_loaded(follows, fir
     assert engine.begin(300_000) is None
     live = LiveState(0, engine, Clock())
     assert live.backlog_tokens == 1
-    assert live.first_waiting_blocks == first_blocks
+    assert live.first_waiting_blocks == live.waiting_blocks == first_blocks
 
 
 @pytest.mark.parametrize("priority", [-1, 0])

@@ -41,6 +41,7 @@ class Told:
     block_size: int = 16
     cached: int = 0
     first_waiting_blocks: int = 0
+    waiting_blocks: int = 0
     num_urgent: int = 0
 
     def cached_tokens(self, request):
