@@ -14,28 +14,43 @@ from schedlab.sim.request import Request
 class LlmD(Router):
     """The engine with the greatest weighted sum of three scores, each in [0, 1].
 
-    Prefix: the share of the prompt that was sent there before. Queue: 1 for the shortest queue and
-    0 for the longest, in between in proportion. KV: the share of its memory that is free.
+    Prefix: the share of the blocks of the prompt, the last one counted whole, that was sent there
+    before; what is behind `max_prefix_blocks` is not looked at. A prompt of less than a block
+    scores 0. Queue: 1 for the shortest queue and 0 for the longest, in between in proportion. KV:
+    the share of its memory that is free. The source draws among equals, here they take turns.
 
     Parameters
     ----------
     prefix, queue, kv : float
         The weights.
     precise : bool
-        Whether the prefix score goes by the true content of the caches.
+        Whether the prefix score is the share of the prompt that the caches do hold.
+    max_prefix_blocks : int or None
+        Most blocks of a prompt that are remembered and compared, >= 1; None = all.
     """
 
-    source = "llm-d inference scheduler: prefix-cache 3, queue 2 and kv-cache-utilization 2"
+    source = (
+        "llm-d inference scheduler: prefix-cache 3, queue 2 and kv-cache-utilization 2; "
+        "approximateprefix/types.go, defaultMaxPrefixBlocks 256"
+    )
 
     def __init__(
-        self, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0, precise: bool = False
+        self,
+        prefix: float = 3.0,
+        queue: float = 2.0,
+        kv: float = 2.0,
+        precise: bool = False,
+        max_prefix_blocks: int | None = 256,
     ) -> None:
         if not (prefix >= 0 and queue >= 0 and kv >= 0 and prefix + queue + kv > 0):
             raise ValueError(f"weights must be >= 0 and not all 0, got {prefix}, {queue}, {kv}")
+        if max_prefix_blocks is not None and max_prefix_blocks < 1:
+            raise ValueError(f"max_prefix_blocks must be >= 1, got {max_prefix_blocks!r}")
         self.prefix = prefix
         self.queue = queue
         self.kv = kv
         self.precise = precise
+        self.max_prefix_blocks = max_prefix_blocks
         self.looks_at_caches = precise
         self._tree = PrefixTree()
 
@@ -44,13 +59,14 @@ class LlmD(Router):
         queues = column(engines, "num_waiting")
         shortest = min(queues)
         span = max(queues) - shortest or 1  # all as short: all lose nothing
+        ids = request.prefix_hash_ids[: self.max_prefix_blocks]
         if self.precise:
-            known = cached_tokens(engines, request)
+            known, all_tokens = cached_tokens(engines, request), request.prompt_tokens
         else:
-            known = self._tree.tokens(
-                request.prefix_hash_ids, column(engines, "index"), column(engines, "block_size")
-            )
-        prompt_tokens = request.prompt_tokens
+            sizes = column(engines, "block_size")
+            known = self._tree.tokens(ids, column(engines, "index"), sizes)
+            num_blocks = -(-request.prompt_tokens // sizes[0])
+            all_tokens = min(num_blocks, self.max_prefix_blocks or num_blocks) * sizes[0]
         by_prefix, by_queue, by_kv = self.prefix, self.queue, self.kv
         shares = loads(engines, _kv_share)
         of_nothing = by_prefix * 1.0  # as most know nothing of the prompt
@@ -58,14 +74,14 @@ class LlmD(Router):
         for i, tokens in enumerate(known):
             waiting = queues[i]
             if tokens or waiting > shortest:
-                loss = by_prefix * (1 - tokens / prompt_tokens) + by_queue * (
+                loss = by_prefix * (1 - tokens / all_tokens) + by_queue * (
                     (waiting - shortest) / span
                 )
                 losses[i] = loss + by_kv * shares[i]
         place = self.least(losses)
         if not self.precise:
             chosen = engines[place]
-            self._tree.add(chosen.index, request.prefix_hash_ids, chosen.num_blocks)
+            self._tree.add(chosen.index, ids, chosen.num_blocks)
         return place
 
     def engine_is_gone(self, index: int) -> None:

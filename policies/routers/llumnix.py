@@ -10,7 +10,6 @@ from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
-
 Rule = Literal["paper", "code"]
 
 

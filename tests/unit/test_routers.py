@@ -443,6 +443,35 @@ def test_precise_router_asks_the_caches():
     assert router.route(request(), engines(cached=(64, 64), num_in_flight=(1, 0))) == 1
 
 
+@pytest.mark.parametrize(
+    ("max_prefix_blocks", "prompt", "num_blocks", "num_shared", "place"),
+    [
+        # One queue is longer, which is 2 of 7: the share of the prompt outweighs it from 2/3 on.
+        (2, 160, 10, 2, 0),  # 2 of 2: what is behind is not looked at
+        (4, 160, 10, 2, 1),  # 2 of 4
+        (None, 160, 10, 2, 1),
+        (256, 160, 10, 7, 0),
+        (256, 160, 10, 6, 1),
+        (None, 16 * 400, 400, 260, 1),
+        (256, 16 * 400, 400, 260, 0),
+        (256, 47, 2, 2, 1),  # 2 of 3, the last one not full: even, and in turn
+        (256, 48, 3, 3, 0),
+        (256, 20, 1, 1, 1),
+        (256, 15, 0, 0, 1),  # no block
+    ],
+)
+def test_llm_d_scores_the_share_of_the_leading_blocks_of_a_prompt(
+    max_prefix_blocks, prompt, num_blocks, num_shared, place
+):
+    router = registry.make("llm_d", max_prefix_blocks=max_prefix_blocks)
+    sent, large = range(num_blocks), (500, 500)
+    first = request(prompt=prompt, prefix_hash_ids=sent)
+    assert router.route(first, engines(num_waiting=(0, 0), num_blocks=large)) == 0
+    ids = (*sent[:num_shared], *range(1000, 1000 + num_blocks - num_shared))
+    last = request(prompt=prompt, prefix_hash_ids=ids)
+    assert router.route(last, engines(num_waiting=(1, 0), num_blocks=large)) == place
+
+
 def test_tree_forgets_the_ends_of_the_oldest_prompts_of_each_engine():
     tree = PrefixTree()
     for engine in (0, 65):
@@ -553,6 +582,7 @@ def test_same_seed_draws_the_same_and_another_does_not():
         ("prefix_aware", {"cache_threshold": 2}, "cache_threshold must be"),
         ("prefix_aware", {"low_match": "any"}, "low_match must be smallest_tree or"),
         ("llm_d", {"prefix": 0, "queue": 0, "kv": 0}, "not all 0"),
+        ("llm_d", {"max_prefix_blocks": 0}, "max_prefix_blocks must be"),
         ("slo_aware", {"margin": 0}, "margin must be"),
     ],
 )
