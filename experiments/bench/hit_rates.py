@@ -33,6 +33,7 @@ ROUTERS: dict[str, str | Data] = {
     "llm_d": "llm_d",
     "llm_d, precise": {"name": "llm_d", "precise": True},
     "lmetric": "lmetric",
+    "dynamo": "dynamo",
 }
 _BLOCK_TOKENS = 512
 _UNBOUNDED_BLOCKS = 2_000_000

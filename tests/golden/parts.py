@@ -56,6 +56,7 @@ AUTOSCALERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("hpa", {"metric": "num_waiting", "target": 2.0, "tolerance": 0.25, "stabilization_s": 3.0}),
     ("hpa", {"metric": "num_in_flight", "target": 4.0, "stabilization_s": 0.0}),
     ("hpa", {"metric": "kv_use", "target": 0.5, "tolerance": 0.5, "stabilization_s": 5.0}),
+    ("hpa", {"metric": "num_in_flight", "target": 1.0, "max_added": 1, "external": True}),
     ("kv_thresholds", {"up": 0.75, "down": 0.5}),
     ("slo_attainment", {"target": 0.75, "patience": 3}),
     ("schedule", {"times": [[0, 2], [3, 5], [3, 6], [8, 1]], "period_s": 10.0}),

@@ -271,6 +271,46 @@ def test_lmetric_multiplies_what_is_to_compute_by_requests_with_this_one(columns
     assert registry.make("lmetric").route(request(), engines(**swapped)) == 1 - chosen
 
 
+@pytest.mark.parametrize(
+    ("overlap_weight", "columns", "chosen"),
+    [
+        # A prompt of 6.25 blocks, of which 4 are cached: 6.25, and 2.25 and what is used there.
+        (1, {"cached": (0, 64), "used_blocks": (0, 3)}, 1),
+        (1, {"cached": (0, 64), "used_blocks": (0, 5)}, 0),
+        (1, {"cached": (0, 64), "used_blocks": (1, 3), "waiting_blocks": (0, 3)}, 0),
+        (2, {"cached": (0, 64), "used_blocks": (0, 7)}, 1),  # 12.5, and 4.5 + 7
+        (0, {"cached": (0, 64), "used_blocks": (0, 1)}, 0),
+        (1, {"backlog_tokens": (160, 0), "used_blocks": (0, 9)}, 1),  # 10 blocks more
+        (1, {"backlog_tokens": (160, 0), "used_blocks": (0, 11)}, 0),
+        (1, {"num_blocks": (100, 10), "used_blocks": (9, 8), "num_waiting": (0, 9)}, 1),
+    ],
+)
+def test_dynamo_adds_blocks_of_prompts_and_of_decodes(overlap_weight, columns, chosen):
+    router = registry.make("dynamo", overlap_weight=overlap_weight)
+    assert router.route(request(), engines(**columns)) == chosen
+    swapped = {name: values[::-1] for name, values in columns.items()}
+    assert router.route(request(), engines(**swapped)) == 1 - chosen
+
+
+@pytest.mark.parametrize(
+    ("temperature", "used_blocks", "shares"),
+    [
+        (0.0, (4, 3, 3), (0, 0.5, 0.5)),
+        (0.0, (3, 3, 3), (1 / 3, 1 / 3, 1 / 3)),
+        (1.0, (3, 3, 3), (1 / 3, 1 / 3, 1 / 3)),
+        (1.0, (3, 5, 7), (0.506, 0.307, 0.186)),  # 1, exp(-1/2) and exp(-1), over their sum
+        (0.5, (3, 5, 7), (0.665, 0.245, 0.090)),
+        (1.0, (30, 50, 70), (0.506, 0.307, 0.186)),  # the span does not matter
+        (0.001, (3, 5, 7), (1, 0, 0)),
+    ],
+)
+def test_dynamo_draws_among_equals_and_by_temperature(temperature, used_blocks, shares):
+    router = registry.make("dynamo", temperature=temperature)
+    three = engines(used_blocks=used_blocks)
+    chosen = [router.route(request(i), three) for i in range(3000)]
+    assert [chosen.count(place) / 3000 for place in range(3)] == pytest.approx(shares, abs=0.03)
+
+
 def test_round_robin_takes_turns():
     router = registry.make("round_robin")
     assert [router.route(request(i), engines(num_in_flight=(9, 0, 0))) for i in range(5)] == [
@@ -584,6 +624,7 @@ def test_same_seed_draws_the_same_and_another_does_not():
         ("llm_d", {"prefix": 0, "queue": 0, "kv": 0}, "not all 0"),
         ("llm_d", {"max_prefix_blocks": 0}, "max_prefix_blocks must be"),
         ("slo_aware", {"margin": 0}, "margin must be"),
+        ("dynamo", {"temperature": -1}, "overlap_weight and temperature must be"),
     ],
 )
 def test_impossible_knob_is_refused(name, knobs, message):
@@ -670,7 +711,7 @@ NUMBERED_OTHERWISE = [
     *((name, {}) for name in registry.names() if name != "consistent_hashing"),
     ("prefix_aware", {"precise": True}), ("prefix_aware", {"max_tree_tokens": 64}),
     ("prefix_aware", {"cache_threshold": 0.0, "balance_abs": 2, "balance_rel": 1.5}),
-    ("llm_d", {"precise": True}),
+    ("llm_d", {"precise": True}), ("dynamo", {"temperature": 0.5}),
 ]  # fmt: skip
 
 
