@@ -431,12 +431,13 @@ def test_prefix_that_several_were_sent_goes_to_the_first_of_them_however_loaded(
 def test_prompt_that_nobody_knows_goes_by_the_rule_for_low_matches(low_match, sent, loads, chosen):
     router = registry.make("prefix_aware", low_match=low_match)
     router.route(request(prompt=160, prefix_hash_ids=IDS), engines(num_in_flight=sent))
-    new = request(prompt=160, prefix_hash_ids=range(50, 60))
+    new = request(prompt=160, prefix_hash_ids=tuple(range(50, 60)))
     assert router.route(new, engines(num_in_flight=loads)) == chosen
 
 
 def test_prefixes_that_were_sent_are_remembered_beyond_the_memory_of_an_engine():
-    first, second = (request(prompt=160, prefix_hash_ids=range(n, n + 10)) for n in (0, 20))
+    ids = (tuple(range(n, n + 10)) for n in (0, 20))
+    first, second = (request(prompt=160, prefix_hash_ids=one) for one in ids)
     two = [Told(index=i, num_blocks=12) for i in range(2)]
     for max_tree_tokens, place in ((2**22, 0), (200, 1), (None, 1)):
         router = registry.make("prefix_aware", max_tree_tokens=max_tree_tokens)
@@ -504,7 +505,7 @@ def test_llm_d_scores_the_share_of_the_leading_blocks_of_a_prompt(
     max_prefix_blocks, prompt, num_blocks, num_shared, place
 ):
     router = registry.make("llm_d", max_prefix_blocks=max_prefix_blocks)
-    sent, large = range(num_blocks), (500, 500)
+    sent, large = tuple(range(num_blocks)), (500, 500)
     first = request(prompt=prompt, prefix_hash_ids=sent)
     assert router.route(first, engines(num_waiting=(0, 0), num_blocks=large)) == 0
     ids = (*sent[:num_shared], *range(1000, 1000 + num_blocks - num_shared))
