@@ -1,0 +1,1 @@
+"""Naive schedulers, each written from its source and not from the policy that it decides as."""

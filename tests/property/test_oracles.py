@@ -1,0 +1,159 @@
+"""Whole runs, step by step, against naive schedulers written from the sources of the policies."""
+
+from importlib import import_module
+from random import Random
+
+import pytest
+
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import Slo
+from tests import laws
+from tests.property.oracles.server import serve
+
+CASES = {
+    "hygen": 60,
+    "mc_sf": 60,
+    "past_future": 30,
+    "qoserve": 60,
+    "tensorrt_llm": 60,
+    "tgi": 60,
+    "tgi3": 60,
+    "wait": 60,
+}
+"""How many workloads decide of each policy."""
+
+
+TARGETS_MS = (None, None, 0.0011, 0.003, 0.01, 0.05, 0.2)
+
+
+class Cost(laws.LinearCost):
+    """A price linear in tokens and in what is read of the cache, no less than that of weights."""
+
+    def __init__(self, base_ns, token_ns, context_ns, weights_ns):
+        super().__init__(base_ns, token_ns, context_ns)
+        self.weights_ns = weights_ns
+
+    def step_ns(self, shape, k=1):
+        tokens, contexts = shape.num_decodes, shape.decode_context_sum_tokens
+        tokens += sum(n for n, _ in shape.chunks) + shape.padding_tokens
+        contexts += sum(computed for _, computed in shape.chunks) + shape.padding_context_tokens
+        return [self.price(tokens, contexts + j * shape.num_decodes) for j in range(k)]
+
+    def price(self, tokens, contexts):
+        """Return the time of a step in nanoseconds."""
+        computing_ns = max(self.token_ns * tokens, self.weights_ns)
+        return self.base_ns + computing_ns + self.context_ns * contexts
+
+    def __call__(self, tokens, padding=0):
+        """Return the price of {request: tokens}."""
+        contexts = sum(state.computed for state in tokens)
+        return self.price(padding + sum(tokens.values()), contexts)
+
+
+class Told:
+    """A policy that writes down which of its plans was carried out, for how many steps."""
+
+    def __init__(self, policy):
+        self._policy = policy
+        self.steps = []
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+    def plan(self, view, builder):
+        plan = self._policy.plan(view, builder)
+        self._planned = (
+            dict(plan.num_scheduled_tokens()),
+            [state.id for state in plan.preempted],
+            plan.padding_tokens,
+        )
+        return plan
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        self.steps.append((*self._planned, num_steps, now_ns))
+        if self._policy.on_tokens is not None:
+            self._policy.on_tokens(plan, num_steps, now_ns)
+
+
+def limits(rng, longest):
+    """Draw limits of which memory is short more often than not."""
+    block_size = rng.choice([1, 2, 4, 16])
+    least = -(-longest // block_size)
+    return EngineConfig(
+        num_blocks=least + rng.choice([0, 1, 2, least // 2, least, 3 * least]),
+        max_model_len=longest,
+        block_size=block_size,
+        max_num_seqs=rng.choice([1, 2, 3, 4, 5, 6, 8]),
+        max_num_resident=rng.choice([None, None, None, 2, 4]),
+        max_num_batched_tokens=rng.choice([4, 9, 16, 40, 200]),
+        long_prefill_token_threshold=rng.choice([0, 0, 0, 7]),
+        watermark=rng.choice([0.0, 0.0, 0.05, 0.2]),
+        scheduler_reserve_full_isl=rng.random() < 0.5,
+        fast_forward=rng.random() < 0.6,
+    )
+
+
+def workload(rng):
+    """Draw requests of which some come at one instant, and some at the end of a step."""
+    most_prompt, most_answer = rng.choice([4, 12, 40]), rng.choice([4, 12, 30])
+    now_ns, work = 0, []
+    for i in range(rng.randint(5, 40)):
+        now_ns += rng.choice([0, 0, 1, 500, 1010, 3000, rng.randint(0, 20_000)])
+        answer = rng.randint(1, most_answer)
+        # Of a quarter of a token, so that sums of them are exact.
+        predicted = answer * rng.choice([1.0, 1.0, rng.randint(2, 8) / 4])
+        work.append(
+            laws.arrival(
+                i,
+                now_ns,
+                rng.randint(1, most_prompt),
+                answer,
+                max_tokens=rng.choice([answer, answer + rng.randint(0, 20), most_answer // 2 + 1]),
+                predicted_tokens=predicted,
+                priority=rng.choice([0, 0, 1, 2]),
+                tenant=rng.choice("abc"),
+                prefix_hash_ids=tuple(rng.choices((1, 2), k=rng.randint(0, 2))),
+                application=rng.choice(["chat", "code"]),
+                slo=rng.choice([None, Slo(*(rng.choice(TARGETS_MS) for _ in range(3)))]),
+            )
+        )
+    return work
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_policy_decides_as_its_source_says(name):
+    for seed in range(CASES[name]):
+        decide_alike(name, seed)
+
+
+def decide_alike(name, seed):
+    """Require that a policy and its oracle take the same steps on a drawn workload."""
+    oracle = import_module(f"tests.property.oracles.{name}")
+    rng = Random(f"{name} {seed}")
+    work = workload(rng)
+    config = limits(rng, max(a.request.prompt_tokens for a in work) + 31)
+    cost = Cost(*rng.choice([(1000, 0, 0, 0), (1000, 10, 1, 0), (300, 40, 7, 0), (9, 70, 3, 900)]))
+    knobs = oracle.knobs(rng)
+    told = Told(registry.make(name, **knobs))
+    log = laws.run(told, work, config, cost)
+    server = serve(lambda server, step: oracle.decide(server, step, **knobs), work, config, cost)
+    case = f"{name} with {knobs}, seed {seed}"
+    same(told.steps, server.steps, case)
+    assert set(log.reject_reasons) == {r.id for r in server.rejected}, case
+
+
+def same(told, steps, case):
+    """Require the same batches, victims and instants."""
+    at = 0
+    for tokens, preempted, padding, num_steps, end_ns in told:
+        for k in range(num_steps):
+            assert at < len(steps), f"{case}: {tokens} in step {at}, which nobody asked for"
+            step = steps[at]
+            said = tokens, [] if k else preempted, padding
+            assert said == (step.tokens, step.preempted, step.padding), (
+                f"{case}: step {at} is {said}, not {step}"
+            )
+            at += 1
+        assert end_ns == steps[at - 1].end_ns, f"{case}: step {at - 1} ends"
+    assert at == len(steps), f"{case}: {steps[at]} is missing"
