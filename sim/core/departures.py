@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import itemgetter
 from typing import Any
 
 from schedlab.sim.config import EngineConfig
@@ -287,7 +288,9 @@ class Departures(Population):
 
     def expire(self, now_ns: int) -> None:
         """Release the memory that was to be kept until now."""
-        for request_id in [i for i, until in self.kept_until_ns.items() if until <= now_ns]:
+        due = [(until, i) for i, until in self.kept_until_ns.items() if until <= now_ns]
+        due.sort(key=itemgetter(0))
+        for _, request_id in due:
             self._drop_kept(request_id)
 
     def _drop_kept(self, request_id: int) -> None:

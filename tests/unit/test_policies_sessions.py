@@ -467,6 +467,22 @@ def test_infercept_counts_as_others_who_run_none_that_end_in_the_same_step(other
     assert until_ns == {0: ended_ns + kept_ns, 1: ended_ns + kept_ns}
 
 
+def test_memory_kept_comes_free_in_the_order_in_which_time_is_up():
+    # Two answers end together, the first is kept for longer, and both are over when a third request
+    # needs two of their blocks: the last two of the second, one of them full and found no more.
+    policy = registry.make("infercept")
+    policy.keeps_until = lambda state, now_ns: now_ns + (9000 if state.id == 0 else 5000)
+    names = tuple(range(50, 55))
+    work = [
+        sent(0, 0, 20, 4, "a", tool="search", names=tuple(range(5))),
+        sent(1, 0, 20, 4, "b", tool="search", names=names),
+        sent(2, 0, 21, 1, "b", after=(1,), delay_ns=60_000, names=names),
+        sent(3, 30_000, 24, 1, "c"),
+    ]
+    found, _ = kept_over_time(policy, work, replace(CACHED, num_blocks=16, max_model_len=64))
+    assert found[2][1] == 16
+
+
 def test_memory_kept_for_one_branch_of_a_session_outlasts_the_admission_of_another():
     # Two calls begin alike and have a tool each. That of the first is soon done; then another
     # session fills the memory that is free, before that of the second is.
