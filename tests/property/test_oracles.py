@@ -1,5 +1,7 @@
 """Whole runs, step by step, against naive schedulers written from the sources of the policies."""
 
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from random import Random
 
@@ -7,12 +9,15 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.request import Slo
+from schedlab.sim.request import Slo, Turn
 from tests import laws
 from tests.property.oracles.server import serve
+from tests.property.oracles.sessions import serve_sessions
 
 CASES = {
+    "continuum": 60,
     "hygen": 60,
+    "infercept": 60,
     "mc_sf": 60,
     "past_future": 30,
     "qoserve": 60,
@@ -76,9 +81,8 @@ class Told:
             self._policy.on_tokens(plan, num_steps, now_ns)
 
 
-def limits(rng, longest):
+def limits(rng, block_size, longest, **more):
     """Draw limits of which memory is short more often than not."""
-    block_size = rng.choice([1, 2, 4, 16])
     least = -(-longest // block_size)
     return EngineConfig(
         num_blocks=least + rng.choice([0, 1, 2, least // 2, least, 3 * least]),
@@ -91,6 +95,7 @@ def limits(rng, longest):
         watermark=rng.choice([0.0, 0.0, 0.05, 0.2]),
         scheduler_reserve_full_isl=rng.random() < 0.5,
         fast_forward=rng.random() < 0.6,
+        **more,
     )
 
 
@@ -121,6 +126,45 @@ def workload(rng):
     return work
 
 
+def sessions(rng, block_size):
+    """Draw sessions whose prompts quote what was said before, and begin alike with some others.
+
+    No prompt fills its last block: what is computed of one twice is not found twice.
+    """
+    start_ns, work = 0, []
+    for number in range(rng.randint(2, 8)):
+        start_ns += rng.choice([0, 0, 500, 3000, rng.randint(0, 10_000)])
+        said, turns = 0, []
+        for _ in range(rng.randint(1, 5)):
+            prompt = said + rng.randint(1, 15)
+            prompt += prompt % block_size == 0
+            answer = rng.randint(1, 12)
+            if prompt > 50:
+                break
+            said = prompt + answer
+            turns.append((prompt, answer, said))
+        first = len(work)
+        for i, (prompt, answer, said) in enumerate(turns):
+            parents = rng.choice([[i - 1], [i - 1], range(i)]) if i else []
+            names = [1000 * number + j for j in range(said // block_size)]
+            turn = Turn(
+                tuple(first + parent for parent in parents),
+                rng.choice([0, 1, 700, 3000, rng.randint(0, 30_000)]) if i else 0,
+                tuple(names[prompt // block_size :]),
+                rng.choice([None, "search", "search", "code"]),
+            )
+            asked = laws.arrival(
+                first + i,
+                start_ns,
+                prompt,
+                answer,
+                session=f"s{number}",
+                prefix_hash_ids=tuple(names[: prompt // block_size]),
+            )
+            work.append(replace(asked, turn=turn))
+    return work
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_policy_decides_as_its_source_says(name):
     for seed in range(CASES[name]):
@@ -131,13 +175,19 @@ def decide_alike(name, seed):
     """Require that a policy and its oracle take the same steps on a drawn workload."""
     oracle = import_module(f"tests.property.oracles.{name}")
     rng = Random(f"{name} {seed}")
-    work = workload(rng)
-    config = limits(rng, max(a.request.prompt_tokens for a in work) + 31)
+    keeps_memory = hasattr(oracle, "keeps_until")
+    block_size = rng.choice([2, 4, 8] if keeps_memory else [1, 2, 4, 16])
+    work = sessions(rng, block_size) if keeps_memory else workload(rng)
+    most_tokens = max(a.request.prompt_tokens for a in work) + 31
+    config = limits(rng, block_size, most_tokens, enable_prefix_caching=keeps_memory)
     cost = Cost(*rng.choice([(1000, 0, 0, 0), (1000, 10, 1, 0), (300, 40, 7, 0), (9, 70, 3, 900)]))
     knobs = oracle.knobs(rng)
     told = Told(registry.make(name, **knobs))
     log = laws.run(told, work, config, cost)
-    server = serve(lambda server, step: oracle.decide(server, step, **knobs), work, config, cost)
+    if keeps_memory:
+        server = serve_sessions(work, config, cost, partial(oracle.keeps_until, **knobs))
+    else:
+        server = serve(partial(oracle.decide, **knobs), work, config, cost)
     case = f"{name} with {knobs}, seed {seed}"
     same(told.steps, server.steps, case)
     assert set(log.reject_reasons) == {r.id for r in server.rejected}, case

@@ -13,7 +13,8 @@ class Asked:
     """A request: what was asked, what its answer is in truth, and how far it has come."""
 
     def __init__(self, arrival):
-        self.request = arrival.request
+        self.request, self.turn = arrival.request, arrival.turn
+        self.tool = arrival.turn.tool if arrival.turn else None
         self.id, self.arrival_ns = arrival.request.id, arrival.ready_ns
         self.prompt, self.declared = arrival.request.prompt_tokens, arrival.request.max_tokens
         self.answer = min(arrival.output_tokens, self.declared)
@@ -60,6 +61,13 @@ class Server:
 
     def blocks(self, tokens):
         return -(-tokens // self.config.block_size)
+
+    def finish(self, states):
+        """Let requests go: at one instant those first who have decoded without a break longer."""
+        ended = sorted(states, key=lambda r: (r.joined, self.running.index(r)))
+        for state in ended:
+            self.running.remove(state)
+        self.finished += ended
 
     @property
     def capacity_tokens(self):
@@ -152,14 +160,15 @@ def serve(decide, workload, config, cost):
             assert server.now_ns < then < FOREVER, "nothing can ever happen"
             server.now_ns = then
             continue
-        _compute(server, step)
+        begin(server, step)
+        end(server, step)
     return server
 
 
-def _compute(server, step):
+def begin(server, step):
+    """Take a step: write it down, and seat who was admitted."""
     start_ns = server.now_ns
-    took_ns = server.cost(step.tokens, step.padding)
-    server.now_ns += took_ns
+    server.now_ns += server.cost(step.tokens, step.padding)
     server.steps.append(
         Done(
             {r.id: n for r, n in step.tokens.items()},
@@ -174,6 +183,10 @@ def _compute(server, step):
     for state in step.admitted:
         server.waiting.remove(state)
         server.running.append(state)
+
+
+def end(server, step):
+    """Count what was computed, and let those go who have their last token."""
     number, ended = len(server.steps), []
     for state, n in step.tokens.items():
         if not state.decodes or state.last_step < number - 1:
@@ -187,8 +200,4 @@ def _compute(server, step):
         if state.generated == state.answer:
             state.end_ns = server.now_ns
             ended.append(state)
-    # At one instant those end first who have decoded without a break for longer.
-    ended.sort(key=lambda r: (r.joined, server.running.index(r)))
-    for state in ended:
-        server.running.remove(state)
-    server.finished += ended
+    server.finish(ended)
