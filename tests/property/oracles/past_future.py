@@ -15,8 +15,8 @@ from tests.property.oracles.loops import continuous
 def knobs(rng):
     return {
         "window": rng.choice([1, 4, 9, 200]),
-        "reserved": rng.choice([0.0, 0.05, 0.3]),
-        "samples": rng.choice([1, 2, 5]),
+        "reserved": rng.choice([0.0, 0.0, 0.05, 0.3]),
+        "samples": rng.choice([1, 2, 2, 5, 40]),
         "initial_tokens": rng.choice([1, 5, 20, 1024]),
         "seed": rng.randint(0, 9),
     }

@@ -57,6 +57,7 @@ class Server:
         self.now_ns = 0
         self.waiting, self.running = [], []
         self.arrived, self.finished, self.rejected = [], [], []
+        self.held = []
         self.steps = []
 
     def blocks(self, tokens):
@@ -84,15 +85,34 @@ class Step:
         self.budget, self.rows = self.config.max_num_batched_tokens, self.config.max_num_seqs
         self.padding = 0
         self.until_ns = FOREVER
+        self.set_aside = []
+        self.holds, self.pads_held = False, False
 
     def residents(self):
+        """Return who holds memory, those included who hold it until their sealed batch ends."""
         there = [r for r in self.server.running if r not in self.preempted]
-        return there + self.admitted
+        return there + self.admitted + self.server.held
 
     @property
     def free_blocks(self):
-        held = sum(self.server.blocks(r.computed + self.tokens.get(r, 0)) for r in self.residents())
-        return self.config.num_blocks - held
+        taken = 0
+        for state in self.residents():
+            tokens = state.computed + self.tokens.get(state, 0)
+            if state in self.set_aside:
+                tokens = state.computed + state.left
+            taken += self.server.blocks(tokens)
+        return self.config.num_blocks - taken
+
+    def admit(self, state):
+        """Give a request a seat, and set memory for all of it aside for this step."""
+        anyone = self.server.running or self.admitted
+        free = self.free_blocks - (self.config.watermark_blocks if anyone else 0)
+        is_full = len(self.residents()) >= self.config.most_resident
+        if is_full or self.server.blocks(state.left) > free:
+            return False
+        self.admitted.append(state)
+        self.set_aside.append(state)
+        return True
 
     def give(self, state, most=FOREVER):
         """Grant up to `most` tokens of a request; 0 if something does not suffice."""
@@ -104,18 +124,20 @@ class Step:
             n = min(n, config.long_prefill_token_threshold)
         if self.budget < 1 or self.rows < 1:
             return 0
-        is_new = state in self.server.waiting
+        is_new = state in self.server.waiting and state not in self.admitted
         if is_new and len(self.residents()) >= config.most_resident:
             return 0
         if is_new and n > self.budget and not config.enable_chunked_prefill:
             return 0
         n = min(n, self.budget)
         free = self.free_blocks
-        end = state.computed + n
+        if state in self.set_aside:
+            free, end = 0, state.computed
+        else:
+            end = state.computed + n
         if is_new:
             # With nobody there memory may be used to the last block.
-            watermark = int(config.watermark * (config.num_blocks + config.null_blocks))
-            free -= watermark if self.server.running or self.admitted else 0
+            free -= config.watermark_blocks if self.server.running or self.admitted else 0
             if config.scheduler_reserve_full_isl:
                 end = state.computed + state.left
         if blocks(end) - blocks(state.computed) > free:
@@ -153,6 +175,8 @@ def serve(decide, workload, config, cost):
             server.waiting.append(state)
             state.computed = 0
         server.waiting.sort(key=lambda r: (r.arrival_ns, r.id))
+        if not server.running:
+            server.held.clear()
         if not step.tokens:
             if step.rejected or step.preempted:
                 continue
@@ -168,7 +192,11 @@ def serve(decide, workload, config, cost):
 def begin(server, step):
     """Take a step: write it down, and seat who was admitted."""
     start_ns = server.now_ns
-    server.now_ns += server.cost(step.tokens, step.padding)
+    padding, contexts = step.padding, 0
+    if step.pads_held and any(r.decodes for r in step.tokens):
+        padding += len(server.held)
+        contexts = sum(r.computed for r in server.held)
+    server.now_ns += server.cost(step.tokens, padding, contexts)
     server.steps.append(
         Done(
             {r.id: n for r, n in step.tokens.items()},
@@ -201,3 +229,5 @@ def end(server, step):
             state.end_ns = server.now_ns
             ended.append(state)
     server.finish(ended)
+    if step.holds:
+        server.held = server.held + ended if server.running else []

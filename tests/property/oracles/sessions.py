@@ -137,7 +137,7 @@ class SessionStep(Step):
         return n
 
     def seat(self, state):
-        """Admit a request with what is found of it, if memory suffices; leave all as it was if not."""
+        """Admit a request, with what is found of it, or leave all as it was."""
         server, config = self.server, self.config
         if len(self.residents()) >= config.most_resident:
             return False
