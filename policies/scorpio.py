@@ -119,6 +119,13 @@ class Scorpio(Policy):
         one_rests, run_always = self._credits.grant(view, builder, not self.prefill_first)
         if not self.prefill_first:
             self._prefill(view, builder, in_time)
+        if builder.preempted and not builder.has_chunks:
+            decodes = [s for s in view.decoding if s not in builder.preempted]
+            if not any(builder.serves(s) for s in decodes):
+                # Whoever had a credit lost its memory. A step without anybody earns no credits, so
+                # that it would come back and lose it again, for ever.
+                for state in decodes:
+                    builder.grant(state)
         prefilling = [s for s in view.prefilling if s not in builder.preempted]
         if prefilling and len(prefilling) == len(view.running) and not builder.has_chunks:
             # Prompts under way block each other for memory.

@@ -514,6 +514,18 @@ def test_scorpio_with_prefill_first_computes_prompts_in_steps_of_their_own():
     assert got == [{0: 4}, {0: 1}, {1: 4}, {0: 1, 1: 1}, {0: 1}]
 
 
+def test_scorpio_runs_who_has_no_credit_where_all_others_lost_their_memory():
+    # Request 1 has the tighter target and came last. Its 13th token finds no block, so it is
+    # preempted, and computed again in steps that earn request 0 no credits, up to the same token.
+    work = [
+        arrival(0, prompt=3, output=6, slo=Slo(1e3, 0.03)),
+        arrival(1, prompt=6, output=8, slo=Slo(1e3, 0.02)),
+    ]
+    config = limits(num_blocks=5, budget=4)
+    got, _ = batches("scorpio", work, config, prefill_first=True, safety=0.001)
+    assert got[9:] == [({0: 1}, [1]), {1: 4}, {1: 4}, {1: 4}, {1: 1}]
+
+
 def test_credits_where_all_targets_are_equal_pay_who_waits_for_every_step_of_a_run():
     ran, waited = (RequestState(arrival(i).request) for i in (0, 1))
     credits = Credits(0.1)

@@ -67,6 +67,10 @@ def decide(server, step, ttft_s, tbt_s, ttft_margin_s, safety, prefill_first):
         serve(server, step, [r for r in decodes if r.credit + r.pace >= 1 - ROUNDING])
         if not prefill_first:
             prefill()
+    if step.preempted and not step.tokens:  # a step of nobody would earn no credits
+        for state in decodes:
+            if state not in step.preempted:
+                step.give(state)
     left = [r for r in prompts if r not in step.preempted]
     if left and len(left) == len(server.running) and not step.tokens:
         step.preempt(max(left, key=lambda r: (r.arrival_ns, r.id)))
@@ -97,7 +101,7 @@ def is_in_time(server, members, target_s, safety):
         for r in members
     ]  # fmt: skip
     mean = sum(lengths) / len(members)
-    step_s = server.cost.price(rows, round(rows * mean)) / 1e9
+    step_s = server.cost.price(rows, round(rows * mean), round(max(lengths))) / 1e9
     return len(members) == 1 or step_s * safety < 0.99 * tightest_s
 
 
