@@ -37,27 +37,43 @@ TARGETS_MS = (None, None, 0.0011, 0.003, 0.01, 0.05, 0.2)
 
 
 class Cost(laws.LinearCost):
-    """A price linear in tokens and in what is read of the cache, no less than that of weights."""
+    """A price linear in tokens, in what is read of the cache and in the longest context read.
 
-    def __init__(self, base_ns, token_ns, context_ns, weights_ns):
+    It is no less than that of reading the weights.
+    """
+
+    def __init__(self, base_ns, token_ns, context_ns, longest_ns, weights_ns):
         super().__init__(base_ns, token_ns, context_ns)
-        self.weights_ns = weights_ns
+        self.longest_ns, self.weights_ns = longest_ns, weights_ns
 
     def step_ns(self, shape, k=1):
         tokens, contexts = shape.num_decodes, shape.decode_context_sum_tokens
         tokens += sum(n for n, _ in shape.chunks) + shape.padding_tokens
         contexts += sum(computed for _, computed in shape.chunks) + shape.padding_context_tokens
-        return [self.price(tokens, contexts + j * shape.num_decodes) for j in range(k)]
+        longest = shape.decode_context_max_tokens
+        return [
+            self.price(tokens, contexts + j * shape.num_decodes, longest and longest + j)
+            for j in range(k)
+        ]
 
-    def price(self, tokens, contexts):
-        """Return the time of a step in nanoseconds."""
+    def price(self, tokens, contexts, longest=0):
+        """Return the time of a step in nanoseconds; the longest context is that of a decode."""
         computing_ns = max(self.token_ns * tokens, self.weights_ns)
-        return self.base_ns + computing_ns + self.context_ns * contexts
+        reading_ns = self.context_ns * contexts + self.longest_ns * longest
+        return self.base_ns + computing_ns + reading_ns
 
-    def __call__(self, tokens, padding=0, contexts=0):
-        """Return the price of {request: tokens}, and of padding and what that reads."""
+    def __call__(self, tokens, padding=0, contexts=0, admitted=()):
+        """Return the price of {request: tokens}, and of padding and what that reads.
+
+        A token of who comes back is a chunk, even if the cache has all before it.
+        """
         contexts += sum(state.computed for state in tokens)
-        return self.price(padding + sum(tokens.values()), contexts)
+        decodes = [state for state in tokens if state.decodes and state not in admitted]
+        longest = max([state.computed for state in decodes], default=0)
+        return self.price(padding + sum(tokens.values()), contexts, longest)
+
+
+COSTS = ((1000, 0, 0, 0, 0), (1000, 10, 1, 0, 0), (300, 40, 7, 0, 0), (9, 70, 3, 11, 900))
 
 
 class Told:
@@ -89,14 +105,14 @@ def limits(rng, block_size, longest, **more):
     """Draw limits of which memory is short more often than not."""
     least = -(-longest // block_size)
     return EngineConfig(
-        num_blocks=least + rng.choice([0, 1, 2, least // 2, least, 3 * least]),
+        num_blocks=least + rng.choice([0, 0, 1, 2, least // 2, least, 3 * least]),
         max_model_len=longest,
         block_size=block_size,
         max_num_seqs=rng.choice([1, 2, 3, 4, 5, 6, 8]),
         max_num_resident=rng.choice([None, None, None, 2, 4]),
-        max_num_batched_tokens=rng.choice([4, 9, 16, 40, 200]),
-        long_prefill_token_threshold=rng.choice([0, 0, 0, 7]),
-        watermark=rng.choice([0.0, 0.0, 0.05, 0.2]),
+        max_num_batched_tokens=rng.choice([4, 7, 9, 12, 16, 40, 200]),
+        long_prefill_token_threshold=rng.choice([0, 0, 3, 7]),
+        watermark=rng.choice([0.0, 0.0, 0.05, 0.3, 0.5]),
         scheduler_reserve_full_isl=rng.random() < 0.5,
         fast_forward=rng.random() < 0.6,
         **more,
@@ -186,7 +202,7 @@ def decide_alike(name, seed):
     work = sessions(rng, block_size) if keeps_memory else workload(rng)
     most_tokens = max(a.request.prompt_tokens for a in work) + 31
     config = limits(rng, block_size, most_tokens, enable_prefix_caching=keeps_memory)
-    cost = Cost(*rng.choice([(1000, 0, 0, 0), (1000, 10, 1, 0), (300, 40, 7, 0), (9, 70, 3, 900)]))
+    cost = Cost(*rng.choice(COSTS))
     knobs = oracle.knobs(rng)
     told = Told(registry.make(name, **knobs))
     log = laws.run(told, work, config, cost)

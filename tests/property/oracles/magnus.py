@@ -62,6 +62,6 @@ def response_ratio(server, batch):
     last = max(length(r) for r in batch)
     context = round(longest + last / 2)
     time_ns = server.cost.price(size * longest, 0)
-    time_ns += last * server.cost.price(size, size * context)
+    time_ns += last * server.cost.price(size, size * context, context)
     wait_ns = (size * server.now_ns - sum(r.arrival_ns for r in batch)) / size
     return 1.0 + wait_ns / time_ns

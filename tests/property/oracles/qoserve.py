@@ -103,6 +103,7 @@ def size_in_time(server, decodes, first, sizes, safety):
         tokens = max(size, len(decodes))
         contexts = sum(r.computed for r in decodes)
         contexts += first.computed if size > len(decodes) else 0
-        if server.cost.price(tokens, contexts) * safety <= slack_ns:
+        longest = max(r.computed for r in decodes)
+        if server.cost.price(tokens, contexts, longest) * safety <= slack_ns:
             in_time.append(size)
     return max(in_time, default=sizes[0])

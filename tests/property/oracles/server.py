@@ -196,7 +196,7 @@ def begin(server, step):
     if step.pads_held and any(r.decodes for r in step.tokens):
         padding += len(server.held)
         contexts = sum(r.computed for r in server.held)
-    server.now_ns += server.cost(step.tokens, padding, contexts)
+    server.now_ns += server.cost(step.tokens, padding, contexts, step.admitted)
     server.steps.append(
         Done(
             {r.id: n for r, n in step.tokens.items()},
