@@ -170,6 +170,7 @@ def serve(decide, workload, config, cost):
         for state in step.rejected:
             server.waiting.remove(state)
             server.rejected.append(state)
+            state.end_ns = server.now_ns
         for state in step.preempted:
             server.running.remove(state)
             server.waiting.append(state)
