@@ -73,7 +73,7 @@ class Cost(laws.LinearCost):
         return self.price(padding + sum(tokens.values()), contexts, longest)
 
 
-COSTS = ((1000, 0, 0, 0, 0), (1000, 10, 1, 0, 0), (300, 40, 7, 0, 0), (9, 70, 3, 11, 900))
+COSTS = ((1000, 0, 0, 0, 0), (1000, 10, 1, 0, 0), (300, 40, 7, 0, 0), (9, 70, 3, 40, 900))
 
 
 class Told:

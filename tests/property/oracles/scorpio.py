@@ -12,7 +12,7 @@ ROUNDING = 1e-9
 def knobs(rng):
     return {
         "ttft_s": rng.choice([8e-6, 3e-5, 1.0]),
-        "tbt_s": rng.choice([1.5e-6, 4e-6, 2e-5]),
+        "tbt_s": rng.choice([1.005e-6, 1.5e-6, 2.5e-6, 4e-6, 2e-5]),
         "ttft_margin_s": rng.choice([0.0, 5e-7, 4e-6]),
         "safety": rng.choice([1.0, 1.2, 0.5]),
         "prefill_first": rng.random() < 0.4,
