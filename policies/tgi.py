@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 
-from schedlab.policies.future_memory import declared_blocks
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -23,8 +22,8 @@ class TextGenerationInference(Policy):
 
     While n requests run, a prefill batch must have at least ``floor(n * waiting_served_ratio)``
     members, unless `max_waiting_tokens` decode steps have passed since the last one. A prefill
-    is a step of its own (several, if the engine's token budget is smaller), and one decode step
-    follows it before the queue is looked at again.
+    is a step of its own (several, if the engine's token budget is smaller than what is chosen for
+    it), and if it paused decodes one decode step follows before the queue is looked at again.
 
     Where TGI rejects a prompt above `max_batch_prefill_tokens`, it waits here until nobody runs
     and is computed alone.
@@ -66,25 +65,38 @@ class TextGenerationInference(Policy):
         self.max_batch_total_tokens = max_batch_total_tokens
         self._waiting_tokens = 1
         self._owes_decode = False
+        # Of the prefill batch under way: whom the last plan had for it, and of whom some of it is
+        # computed; nobody once all of it is.
+        self._chosen: tuple[RequestState, ...] = ()
+        self._members: set[RequestState] = set()
 
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to tell a first prefill from one that interrupted decodes."""
         self._view = view
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
-        """Count decode steps since the last prefill."""
-        if plan.chunks:
-            prefilled = {state.id for state, _ in plan.chunks}
-            self._waiting_tokens = 1
-            self._owes_decode = any(s.id not in prefilled for s in self._view.running)
-        else:
+        """Count decode steps since the last prefill; keep whom it has not come to yet."""
+        if not plan.chunks:
             self._waiting_tokens += num_steps
             self._owes_decode = False
+            self._chosen, self._members = (), set()
+            return
+        view, members = self._view, self._members
+        members.update([state for state, _ in plan.chunks])
+        self._waiting_tokens = 1
+        self._owes_decode = any(state not in members for state in view.running)
+        self._chosen = tuple(filter(view.waits, self._chosen))
+        if not (self._chosen or view.prefilling):
+            self._members = set()
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan a prefill batch if one is due, else decode."""
-        batch = tuple(view.prefilling) or self._next_batch(view, builder)
+        batch = tuple(view.prefilling)
+        if self._members:
+            batch += tuple(filter(view.waits, self._chosen))
+        batch = batch or self._next_batch(view, builder)
         if any([builder.grant(state) for state in batch]):
+            self._chosen = batch
             return builder.build()
         while not builder.grant_running():
             builder.preempt(next(builder.running()))
@@ -130,11 +142,18 @@ def fit_declared(
     if most_tokens is not None:
         blocks = min(blocks, most_tokens // view.config.block_size)
     residents = view.residents
-    blocks -= sum(declared_blocks(state, view) for state in residents)
+    blocks -= sum(_declared_blocks(state, view) for state in residents)
     alone = not residents
     for state in builder.undeferred(view.waiting):
-        blocks -= declared_blocks(state, view)
+        blocks -= _declared_blocks(state, view)
         if blocks < 0 and not alone:
             return
         alone = False
         yield state
+
+
+def _declared_blocks(state: RequestState, view: EngineView) -> int:
+    """Return the blocks of a request at its declared end, whose last token is never cached."""
+    request, config = state.request, view.config
+    tokens = min(request.prompt_tokens + request.max_tokens - 1, config.max_model_len)
+    return -(-tokens // config.block_size)

@@ -173,6 +173,26 @@ def test_tgi_decodes_once_between_two_prefill_batches():
     assert got == [{0: 4}, {1: 4}, {0: 1}, {2: 4}, {0: 1}, {0: 1}]
 
 
+def test_tgi_computes_a_prefill_batch_beyond_the_budget_to_its_end_before_it_decodes():
+    work = [arrival(i, prompt=6, output=3, max_tokens=3) for i in range(3)]
+    got, _ = batches("tgi", work, limits(budget=8))
+    decode = {0: 1, 1: 1, 2: 1}
+    assert got == [{0: 6, 1: 2}, {1: 4, 2: 4}, {2: 2}, decode, decode]
+
+
+def test_tgi_looks_at_the_queue_after_a_first_prefill_of_any_number_of_steps():
+    work = [arrival(0, prompt=12, output=3), arrival(1, 500, prompt=4, output=1)]
+    got, _ = batches("tgi", work, limits(budget=8))
+    assert got == [{0: 8}, {0: 4}, {1: 4}, {0: 1}, {0: 1}]  # nobody was held up by the first
+
+
+@pytest.mark.parametrize(("max_tokens", "first"), [(5, {0: 4, 1: 4}), (6, {0: 4})])
+def test_tgi_reserves_no_place_for_the_last_token(max_tokens, first):
+    work = [arrival(i, prompt=4, output=2, max_tokens=max_tokens) for i in range(2)]
+    got, _ = batches("tgi", work, limits(num_blocks=4))
+    assert got[0] == first
+
+
 def test_tgi_reserves_declared_tokens_and_computes_an_oversized_prompt_alone():
     work = [
         arrival(0, prompt=4, output=2, max_tokens=4),

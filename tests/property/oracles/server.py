@@ -58,6 +58,7 @@ class Server:
         self.waiting, self.running = [], []
         self.arrived, self.finished, self.rejected = [], [], []
         self.held = []
+        self.batch = []  # of a policy that begins one and goes on with it
         self.steps = []
 
     def blocks(self, tokens):

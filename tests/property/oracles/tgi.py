@@ -2,7 +2,8 @@
 
 Source: text-generation-inference, router/src/infer/v2: `batching_task` and `State::next_batch`. A
 decode follows a prefill that others were waiting for; after one that began a batch the queue is
-looked at first. The docstring of the policy says what becomes of a prompt above the prefill budget.
+looked at first. What is declared is allocated but for the last token, which is never cached. The
+docstring of the policy says what becomes of a prompt above the prefill budget.
 """
 
 from math import floor
@@ -21,7 +22,11 @@ def decide(
     server, step, waiting_served_ratio, max_batch_prefill_tokens, max_waiting_tokens,
     max_batch_total_tokens,
 ):  # fmt: skip
+    if server.steps and not server.steps[-1].prompts:
+        server.batch = []
+    # A batch that outlasts a step goes on with those of whom nothing is computed yet.
     batch = [r for r in server.running if not r.decodes]
+    batch += [r for r in server.batch if r in server.waiting]
     if not batch and not owes_decode(server):
         waiting_tokens = 1
         for done in server.steps:
@@ -30,7 +35,7 @@ def decide(
         if waiting_tokens >= max_waiting_tokens:
             least = 0
         batch = next_batch(server, step, max_batch_prefill_tokens, max_batch_total_tokens)
-        batch = batch if len(batch) >= least else []
+        server.batch = batch = batch if len(batch) >= least else []
     for state in batch:
         step.give(state)
     if not step.tokens:
@@ -39,9 +44,9 @@ def decide(
 
 
 def owes_decode(server):
-    """Say whether the last step was a prefill that held up somebody who still runs."""
-    last = server.steps[-1].prompts if server.steps else []
-    return bool(last) and any(r.id not in last for r in server.running)
+    """Say whether a prefill ended with the last step that held up somebody who still runs."""
+    was_prefill = bool(server.steps and server.steps[-1].prompts)
+    return was_prefill and any(r not in server.batch for r in server.running)
 
 
 def next_batch(server, step, most_prompt_tokens, most_tokens):
@@ -69,5 +74,5 @@ def fit_declared(server, most_tokens):
 
 
 def declared(server, state):
-    tokens = min(state.prompt + state.declared, server.config.max_model_len)
+    tokens = min(state.prompt + state.declared - 1, server.config.max_model_len)
     return server.blocks(tokens) * server.config.block_size
