@@ -28,8 +28,10 @@ class HyGen(Policy):
     has two phases. Online: decodes, prompts under way and new prompts in order of arrival, up to
     `chunk_size` tokens; where seats or memory do not suffice, the offline request admitted last
     loses its own. Offline: decodes, prompts under way and new prompts, as long as the whole step is
-    predicted to end within the budget. Without an online request in the step one offline request
-    runs whatever it takes, so that a budget too small stops nobody for ever.
+    predicted to end within the budget; where memory does not suffice for a token, the offline
+    request admitted last loses its own, one that the budget pauses before one that it serves.
+    Without an online request in the step one offline request runs whatever it takes, so that a
+    budget too small stops nobody for ever.
 
     Offline requests starve while online ones fill the budget. Online latency suffers where the
     estimate is too low, and where memory is full of offline requests that have to be moved out:
@@ -187,19 +189,21 @@ class HyGen(Policy):
         """Grant decodes and prompts within the budget; return how many decodes it were."""
         decodes = [state for state in offline if state.is_decoding]
         within = load.decodes_within(decodes, self._budget_ns) or int(load.is_empty)
+        paused = decodes[within:]
         del decodes[within:]
         num_decodes = 0
         if len(decodes) <= builder.tokens_left - floor and builder.grant_all(decodes):
             num_decodes = len(decodes)
             load = load.with_decodes(decodes)
             decodes = []
-        queue = deque(decodes + [state for state in offline if not state.is_decoding])
-        while queue and builder.tokens_left > floor and builder.rows_left:
-            state = queue.popleft()
+        queue, prompts = deque(decodes), deque(s for s in offline if not s.is_decoding)
+        while (queue or prompts) and builder.tokens_left > floor and builder.rows_left:
+            state = (queue or prompts).popleft()
             want = 1 if state.is_decoding else self._chunk(state, load, builder, floor)
             if not want:
                 break
-            granted = _grant(builder, state, want, queue)
+            later = (prompts, paused, queue) if state.is_decoding else (prompts,)
+            granted = _grant(builder, state, want, *later)
             if granted:
                 load.add(state, granted)
                 num_decodes += state.is_decoding

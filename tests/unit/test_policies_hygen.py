@@ -35,6 +35,19 @@ def test_hygen_leaves_offline_decodes_out_that_exceed_the_budget():
     assert got[:3] == [{0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 3: 20}, {0: 1, 1: 1, 2: 1, 3: 1}]
 
 
+def test_hygen_takes_memory_for_a_decode_from_one_that_the_budget_pauses():
+    # Both are offline, fill the memory, and a step of two decodes takes longer than the budget.
+    work = [
+        arrival(0, prompt=8, output=16, max_tokens=16, priority=1),
+        arrival(1, prompt=7, output=9, max_tokens=9, priority=1),
+    ]
+    few = limits(num_blocks=8, max_model_len=24)
+    _, log = batches("hygen", work, few, latency_budget_s=1.045e-6)
+    preemptions = log.requests()["num_preemptions"].tolist()
+    assert preemptions[0] == 0
+    assert preemptions[1] > 0
+
+
 def test_hygen_online_requests_run_whatever_the_budget():
     work = [arrival(i, prompt=10, output=2) for i in range(3)]
     got, _ = batches("hygen", work, limits(budget=100), latency_budget_s=1e-9)

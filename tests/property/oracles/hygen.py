@@ -88,13 +88,15 @@ def decide(server, step, latency_budget_s, offline_priority, chunk_size, offline
         for state in in_time:
             step.give(state)
         in_time = []
-    queue = in_time + [r for r in offline if not r.decodes]
-    while queue and room() > 0 and step.rows:
-        state = queue.pop(0)
+    paused = [r for r in decodes if r not in in_time and r not in step.tokens]
+    queue, prompts = in_time, [r for r in offline if not r.decodes]
+    while (queue or prompts) and room() > 0 and step.rows:
+        state = (queue or prompts).pop(0)
         tokens = 1 if state.decodes else piece(state)
         if not tokens:
             break
-        serve(state, tokens, queue)
+        later = [prompts, paused, queue] if state.decodes else [prompts]
+        serve(state, tokens, *later)
     if not is_open or step.preempted:
         return
     for state in sorted([r for r in server.waiting if is_offline(r)], key=place):
