@@ -98,7 +98,8 @@ class EngineConfig:
     max_num_batched_tokens : int
         Token budget of a step; a decode counts one.
     enable_chunked_prefill : bool
-        Whether a prompt may be computed in pieces.
+        Whether the token budget may cut a prompt in pieces. Policies that cut by a rule of their
+        own, and `long_prefill_token_threshold`, do so in any case.
     long_prefill_token_threshold : int
         Largest piece of a prompt in one step, or of a token and its drafts; 0 means no limit.
     threshold_spares_lone_request : bool

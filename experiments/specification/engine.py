@@ -119,7 +119,8 @@ class EngineSpec(Section):
         default=None, description="KV blocks, instead of the number that follows from memory."
     )
     enable_chunked_prefill: bool = _limit(
-        "enable_chunked_prefill", "Whether a prompt may take many steps."
+        "enable_chunked_prefill",
+        "Whether the token budget may cut prompts into pieces (rules of policies may in any case).",
     )
     long_prefill_token_threshold: CountOrZero = _limit(
         "long_prefill_token_threshold",

@@ -254,13 +254,24 @@ class StepLedger:
         self._has_entries = True
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
-        n = min(self._chunk_limit(state, want), self.tokens_left)
+        n = self._chunk_limit(state, want)
+        begins = not (self._config.enable_chunked_prefill or state.num_computed_tokens)
+        if begins and self._is_cut(state, n, want):  # what is under way is cut, as in vLLM
+            return self._deny(state, "its prompt exceeds what is left of the token budget")
+        n = min(n, self.tokens_left)
         if not self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n)):
             return self._deny(state, "its next chunk does not fit the free KV blocks")
         self._chunks[state.id] = (state, n)
         self.tokens_left -= n
         self.rows_left -= 1
         return n
+
+    def _is_cut(
+        self, state: RequestState, limit: int, want: int | None, cached_tokens: int = 0
+    ) -> bool:
+        """Whether the token budget cuts a prompt, not the threshold or the policy's own rule."""
+        left = self.tokens_left
+        return limit > left or want == left < state.num_uncomputed_tokens - cached_tokens
 
     def _grant_waiting(self, state: RequestState, most: int | None) -> int:
         if self.residents_left < 1:
@@ -278,10 +289,9 @@ class StepLedger:
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
         n = self._chunk_limit(state, most, hit.tokens)
-        if n > self.tokens_left:
-            if not config.enable_chunked_prefill:
-                return self._deny(state, "its prompt exceeds what is left of the token budget")
-            n = self.tokens_left
+        if not config.enable_chunked_prefill and self._is_cut(state, n, most, hit.tokens):
+            return self._deny(state, "its prompt exceeds what is left of the token budget")
+        n = min(n, self.tokens_left)
         keep = self._watermark()
         if config.scheduler_reserve_full_isl and n < state.num_uncomputed_tokens - hit.tokens:
             need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
@@ -431,10 +441,9 @@ class StepLedger:
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
         n = self._chunk_limit(state, most)
-        if n > self.tokens_left:
-            if not config.enable_chunked_prefill:
-                return self._deny(state, "its prompt exceeds what is left of the token budget")
-            n = self.tokens_left
+        if not config.enable_chunked_prefill and self._is_cut(state, n, most):
+            return self._deny(state, "its prompt exceeds what is left of the token budget")
+        n = min(n, self.tokens_left)
         if config.scheduler_reserve_full_isl:
             held = -(-state.num_computed_tokens // config.block_size)
             need = -(-state.num_tokens // config.block_size) - held
@@ -496,7 +505,10 @@ class StepLedger:
     def _grant_set_aside(self, state: RequestState, want: int | None) -> int:
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
-        n = min(self._chunk_limit(state, want), self.tokens_left)
+        n = self._chunk_limit(state, want)
+        if not self._config.enable_chunked_prefill and self._is_cut(state, n, want):
+            return self._deny(state, "its prompt exceeds what is left of the token budget")
+        n = min(n, self.tokens_left)
         self._chunks[state.id] = (state, n)
         self.tokens_left -= n
         self.rows_left -= 1

@@ -38,6 +38,18 @@ def test_orca_computes_a_prompt_beyond_the_budget_when_it_has_the_step_for_itsel
     assert got == [{0: 2}, {0: 1}, {1: 16}, {1: 4}]
 
 
+@pytest.mark.parametrize(
+    "name", ["fcfs", "static", "prompt_buckets", "qoserve", "hygen", "slai", "fair_batching"]
+)
+def test_policy_whose_prompts_must_not_be_cut_computes_each_in_one_step(name):
+    work = [arrival(i, prompt=20, output=2, max_tokens=2) for i in range(3)]
+    got, _ = batches(name, work, limits(budget=32, max_model_len=32, enable_chunked_prefill=False))
+    chunks = [n for step in got for n in step.values() if n > 1]
+    assert chunks == [20, 20, 20]
+    got, _ = batches(name, work, limits(budget=32, max_model_len=32))
+    assert got[0] == {0: 20, 1: 12}
+
+
 def test_orca_with_reserved_memory_admits_by_the_longest_answer_and_never_preempts():
     # max_model_len is 16 tokens, so 2 requests of a reserved 16 fit 40 tokens; 3 paged ones do.
     work = [arrival(i, prompt=4, output=4) for i in range(3)]
