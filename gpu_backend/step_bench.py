@@ -211,6 +211,7 @@ class _Everyone:
         self.on_finish: Callable[[RequestState, int], None] | None = None
         self.on_reject: Callable[[RequestState, int], None] | None = None
         self.keeps_until: Callable[[RequestState, int], int] | None = None
+        self.keeps_longer: Callable[[RequestState, int, bool], int] | None = None
 
     def key(self, state: RequestState, now_ns: int) -> tuple[int, int]:
         return (state.request.arrival_ns, state.id)

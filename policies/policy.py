@@ -80,6 +80,10 @@ class Policy(Knobs):
     keeps_until: Callable[[RequestState, int], int] | None = None
     """Called with a request of a session that has its last token, and the time in ns; returns until
     when its memory is kept for the next requests of the session. The time itself: not at all."""
+    keeps_longer: Callable[[RequestState, int, bool], int] | None = None
+    """Called when that time has come, with the request, the time and whether one waits that needs
+    its answer; returns until when its memory is kept from now on. The time itself: no longer.
+    FOREVER is for a `plan` that preempts what is kept when nobody runs."""
 
     _knows_its_hooks: ClassVar[bool] = True
 

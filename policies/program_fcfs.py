@@ -1,6 +1,7 @@
 """Program-level first come, first served: by when the session began."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.registry import register
@@ -23,11 +24,16 @@ class ProgramFirstComeFirstServed(ContinuousBatching):
         "Continuum, Li et al. 2025 (arXiv:2511.02230): program-level FCFS, without its time-to-live"
     )
 
-    def key(self, state: RequestState, now_ns: int) -> int:
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Order by the start of the session."""
-        session = state.session
-        return state.request.arrival_ns if session is None else session.start_ns
+        return start_ns(state)
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Take from the session that began last; of one session, from its latest request."""
-        return max(running, key=lambda s: (self.key(s, now_ns), s.request.arrival_ns, s.id))
+        return max(running, key=lambda s: (start_ns(s), s.request.arrival_ns, s.id))
+
+
+def start_ns(state: RequestState) -> int:
+    """Return when the session of a request began; of one without a session, when that came."""
+    session = state.session
+    return state.request.arrival_ns if session is None else session.start_ns

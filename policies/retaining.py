@@ -1,8 +1,9 @@
 """Sessions first come, first served, with memory kept while tools work."""
 
+from collections.abc import Collection, Iterable
 from math import ceil
 
-from schedlab.policies.program_fcfs import ProgramFirstComeFirstServed
+from schedlab.policies.program_fcfs import ProgramFirstComeFirstServed, start_ns
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -13,9 +14,11 @@ from schedlab.sim.request import RequestState
 class Retaining(ProgramFirstComeFirstServed):
     """Serve the session that began first, and keep the memory of some that wait for a tool.
 
-    What is kept gives way, the session that began last first, to running requests that need a
-    block, and to the head of the queue where nobody runs or is being loaded; what is kept for its
-    own session then goes last. Nobody else takes it: behind the head there is one who runs.
+    Of those who wait, first come the preempted ones, then those whose sessions have memory kept,
+    then all others; among equals the session that began first. What is kept gives way, the session
+    that began last first, to a running request that needs a block where no other runs, and to the
+    head of the queue where nobody runs or is being loaded; what is kept for its own session then
+    goes last. It does not end while a request that needs it waits.
 
     Skip-ahead is honest because the engine ends a segment where memory stops being kept, and
     because free blocks only fall until then.
@@ -58,24 +61,39 @@ class Retaining(ProgramFirstComeFirstServed):
         num_bytes = state.num_tokens // config.block_size * config.kv_block_bytes
         return ceil(num_bytes * 1e9 / nearest.load_bytes_per_s) + nearest.load_latency_ns
 
+    def keeps_longer(self, state: RequestState, now_ns: int, is_awaited: bool) -> int:
+        """Keep what a request that waits may begin with."""
+        return FOREVER if is_awaited else now_ns
+
+    def key(self, state: RequestState, now_ns: int) -> tuple[bool, int]:
+        """Order by whether it was preempted, and by the start of the session."""
+        return state.num_preemptions == 0, start_ns(state)
+
     def _kept(self, view: EngineView) -> list[RequestState]:
         """Return whose memory is kept, the last to give way first."""
-        return sorted(view.kept, key=lambda state: (self.key(state, view.now_ns), state.id))
+        return sorted(view.kept, key=lambda state: (start_ns(state), state.id))
+
+    def _in_turn(self, view: EngineView, kept: Collection[RequestState]) -> Iterable[RequestState]:
+        """Return who waits, with those before the rest whose sessions have memory kept."""
+        back = {s.session for s in kept if s.session is not None and s.session.num_in_flight}
+        if not back:
+            return view.waiting
+        return sorted(view.waiting, key=lambda s: s.num_preemptions == 0 and s.session not in back)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
-        """Plan as `ContinuousBatching`, with what is kept as the first to give way."""
+        """Plan as `ContinuousBatching`, but for the order, and for what is kept to give way."""
         if not view.kept:
             return super().plan(view, builder)
         kept = self._kept(view)
-        while view.running and not builder.grant_running():
-            if not kept:  # who runs gives way, as if nothing had been
-                return super().plan(view, builder)
-            builder.preempt(kept.pop())
-        if builder.preempted:
-            return builder.build()
+        if view.running and not builder.grant_running():
+            while len(view.running) == 1 and kept:
+                builder.preempt(kept.pop())
+                if builder.grant_running():
+                    return builder.build()
+            return super().plan(view, builder)  # who runs gives way, as if nothing were kept
         could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
         is_first = True
-        for state in builder.undeferred(view.waiting):
+        for state in builder.undeferred(self._in_turn(view, kept) if could_admit else ()):
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 break
             granted = builder.grant(state)

@@ -118,6 +118,11 @@ class Wrapper(ContinuousBatching):
         keeps = self._ordering.keeps_until
         return now_ns if keeps is None else keeps(state, now_ns)
 
+    def keeps_longer(self, state: RequestState, now_ns: int, is_awaited: bool) -> int:
+        """Keep on what the inner policy keeps on."""
+        keeps = self._ordering.keeps_longer
+        return now_ns if keeps is None else keeps(state, now_ns, is_awaited)
+
     def on_reject(self, state: RequestState, now_ns: int) -> None:
         """Pass it on."""
         if self._ordering.on_reject is not None:

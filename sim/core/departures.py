@@ -287,11 +287,27 @@ class Departures(Population):
         return True
 
     def expire(self, now_ns: int) -> None:
-        """Release the memory that was to be kept until now."""
+        """Release the memory that was to be kept until now, unless it is kept on."""
+        keeps_longer = self.hooks.keeps_longer
         due = [(until, i) for i, until in self.kept_until_ns.items() if until <= now_ns]
         due.sort(key=itemgetter(0))
         for _, request_id in due:
-            self._drop_kept(request_id)
+            until_ns = now_ns
+            if keeps_longer is not None:
+                is_awaited = self._is_awaited(request_id)
+                until_ns = keeps_longer(self.kept[request_id], now_ns, is_awaited)
+            if until_ns > now_ns:
+                self.kept_until_ns[request_id] = until_ns
+            else:
+                self._drop_kept(request_id)
+
+    def _is_awaited(self, request_id: int) -> bool:
+        """Whether a request waits that needs the answer of one whose memory is kept."""
+        session = self.kept[request_id].session
+        if session is None or not session.num_in_flight:
+            return False
+        turns = self.turns
+        return any([s.id in turns and request_id in turns[s.id].parents for s in self.waiting])
 
     def _drop_kept(self, request_id: int) -> None:
         del self.kept_until_ns[request_id]

@@ -283,7 +283,7 @@ class Lifecycle(Departures):
             self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
 
     def _drop_kept_for(self, state: RequestState) -> None:
-        """Let go what was kept for an admitted request: what it can use of it, it holds itself."""
+        """Let go what was kept for who waits no more: what it can use of it, it holds itself."""
         if self.kept and state.id in self.turns:
             for request_id in self.turns[state.id].parents:
                 if request_id in self.kept:
@@ -296,6 +296,7 @@ class Lifecycle(Departures):
             if self.tiers is not None:
                 self.tiers.drop(state, self._num_blocks(state))
             state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
+        self._drop_kept_for(state)
         self._turn_away(state, self.executor.output_tokens(state.request), reason, now_ns)
         self.executor.remove(state)
         if self.hooks.on_reject is not None:

@@ -25,3 +25,6 @@ class RequestHooks(Protocol):
     keeps_until: Callable[[RequestState, int], int] | None
     """Called with a request of a session that has its last token, and the time; returns until when
     its memory is kept for the next requests of the session. The time itself: not at all."""
+    keeps_longer: Callable[[RequestState, int, bool], int] | None
+    """Called when that time has come, with the request, the time and whether one waits that needs
+    its answer; returns until when its memory is kept from then on. The time itself: no longer."""

@@ -434,7 +434,7 @@ def sent(number, start_ns, prompt, output, session, after=(), delay_ns=0, tool=N
     return Arrival(request, output, start_ns, Turn(after, delay_ns, tool=tool, answer_hash_ids=()))
 
 
-def kept_over_time(policy, work, config):
+def kept_over_time(policy, work, config, cost=None):
     """Run it; return when requests are first scheduled, what they find, and who is kept, since."""
     seen = []
 
@@ -443,7 +443,7 @@ def kept_over_time(policy, work, config):
         if kept != (seen[-1][1] if seen else {}):
             seen.append((engine.now_ns, kept))
 
-    columns = laws.run(policy, work, config, observer=observe).requests()
+    columns = laws.run(policy, work, config, cost=cost, observer=observe).requests()
     facts = [columns[name] for name in ("id", "first_scheduled_ns", "prefix_hit_tokens")]
     rows = zip(*[one.tolist() for one in facts], strict=True)
     found = {i: (first_ns, hit) for i, first_ns, hit in rows}
@@ -573,15 +573,91 @@ def kept_at_the_end_of_the_step_at(ns, work, config):
     return columns["id"][columns["first_scheduled_ns"] == ns].tolist(), kept[0]
 
 
+def test_kept_memory_does_not_end_while_a_request_that_needs_it_waits():
+    # One seat, which b has from 3000 to 11,000. 1 comes at 5100; what it needs is kept until
+    # 10,100, and what 5 needs, which is not there yet, until 10,200.
+    work = [
+        sent(0, 0, 15, 1, "a", tool="x", names=(0, 1, 2)),
+        sent(1, 0, 19, 1, "a", (0,), 5_000, names=(0, 1, 2, 3)),
+        sent(4, 100, 15, 1, "c", tool="x", names=(10, 11, 12)),
+        sent(5, 100, 19, 1, "c", (4,), 30_000, names=(10, 11, 12, 13)),
+        sent(2, 3_000, 4, 80, "b"),
+    ]
+    config = replace(CACHED, max_num_seqs=1)
+    found, kept = kept_over_time(Keeping(), work, config, cost=COST)
+    assert found[1] == (11_000, 12)
+    ended = [until for _, until in kept]
+    assert ended == [
+        {0: 10_100}, {0: 10_100, 4: 10_200}, {0: FOREVER, 4: 10_200}, {0: FOREVER}, {},
+    ]  # fmt: skip
+
+
+def test_kept_memory_ends_when_the_request_that_needs_it_is_rejected():
+    class Rejecting(Keeping):
+        """Rejects request 1 from 12,000 on."""
+
+        def plan(self, view, builder):
+            for state in view.waiting if view.now_ns >= 12_000 else ():
+                if state.id == 1:
+                    builder.reject(state, "enough")
+                    return builder.build()
+            return super().plan(view, builder)
+
+    work = [
+        sent(0, 0, 15, 1, "a", tool="x", names=(0, 1, 2)),
+        sent(1, 0, 19, 1, "a", (0,), 5_000, names=(0, 1, 2, 3)),
+        sent(2, 3_000, 4, 90, "b"),
+        sent(3, 12_050, 4, 9, "c"),
+    ]
+    config = replace(CACHED, max_num_seqs=1)
+    _, kept = kept_over_time(Rejecting(), work, config, cost=COST)
+    assert [until for _, until in kept] == [{0: 10_100}, {0: FOREVER}, {}]
+
+
+def test_a_session_with_memory_kept_is_served_before_one_that_began_earlier():
+    # One seat, which r has from 900 to 5900. Of those who come meanwhile, 1 is of the session that
+    # began first, and 3 of one whose memory is kept.
+    work = [
+        sent(0, 0, 4, 1, "a"),
+        sent(1, 0, 8, 1, "a", (0,), 1_400),
+        sent(2, 150, 15, 1, "b", tool="x", names=(0, 1, 2)),
+        sent(3, 150, 19, 1, "b", (2,), 1_800, names=(0, 1, 2, 3)),
+        sent(4, 900, 4, 50, "r"),
+    ]
+    config = replace(CACHED, max_num_seqs=1)
+    found, _ = kept_over_time(Keeping(), work, config, cost=COST)
+    assert (found[3][0], found[1][0]) == (5_900, 6_000)
+
+
+def test_preempted_requests_come_before_those_whose_memory_is_kept_and_these_before_the_rest():
+    policy, kept, other = Keeping(), Session("kept", 20), Session("other", 10)
+    kept.num_in_flight = 1
+    states = []
+    for number, (session, num_preemptions) in enumerate(
+        ((other, 0), (kept, 0), (kept, 1), (other, 1), (None, 1), (None, 0))
+    ):
+        state = RequestState(laws.arrival(number, at_ns=5).request)
+        state.session, state.num_preemptions = session, num_preemptions
+        states.append(state)
+    states.sort(key=lambda state: policy.key(state, 99))
+    assert [state.id for state in states] == [4, 3, 2, 5, 0, 1]
+    view, answered = SimpleNamespace(waiting=states), RequestState(laws.arrival(9).request)
+    answered.session = kept
+    assert [state.id for state in policy._in_turn(view, [answered])] == [4, 3, 2, 1, 5, 0]
+    kept.num_in_flight = 0
+    assert policy._in_turn(view, [answered]) is states
+
+
 @pytest.mark.parametrize(
     ("num_running", "kept", "evicted"),
-    [(1, [0], []), (4, [0], []), (5, [], []), (8, [], []), (9, [], [10])],
+    [(1, [0], []), (2, [0, 1], [3]), (4, [0, 1], [4, 5]), (5, [0, 1], [4, 5, 6])],
 )
 @pytest.mark.parametrize("in_order", [False, True])
-def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs(
+def test_kept_memory_gives_way_to_who_runs_alone_from_the_last_session(
     num_running, kept, evicted, in_order
 ):
-    # Each of those who run has a block of its own from 400 on, and needs another at 500.
+    # Each of those who run has a block of its own from 400 on, and needs another at 500. Of several
+    # the last give way, whose blocks serve the others.
     work = kept_work(*[sent(2 + i, 400, 4, 3, f"s{i}") for i in range(num_running)])
     config = replace(CACHED, num_blocks=8 + num_running, max_model_len=16, max_num_seqs=9)
     config = replace(config, preempt_in_order=in_order)
@@ -597,11 +673,9 @@ def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs(
 
 
 @pytest.mark.parametrize(("in_order", "first_token_ns"), [(False, 750), (True, 850)])
-def test_where_nothing_is_kept_any_more_running_requests_preempt_as_without(
-    in_order, first_token_ns
-):
+def test_running_requests_preempt_as_if_nothing_were_kept(in_order, first_token_ns):
     # At 650 request 3 wants what is left of its prompt, of 22 tokens: 14 are computed beside 2, a
-    # budget of eight a step. It needs two blocks, one is kept, and then 2 gives way. In order it
+    # budget of eight a step. It needs two blocks, and 2 gives way, though one is kept. In order it
     # has asked for the seven tokens that 2 left, and they stay seven.
     work = [
         sent(0, 0, 4, 1, "first"),

@@ -42,7 +42,9 @@ def test_wrapper_forwards_every_hook_there_is():
     spy = type("Spy", (Inner,), {name: _spying(name) for name in set(HOOKS) - flags})
     wrapper = Wrapper("fcfs")
     wrapper._ordering = spy()
-    arguments = {"on_tokens": 3, "on_start": 1, "order": 1, "horizon": 1, "promise": 1}
+    arguments = {
+        "on_tokens": 3, "on_start": 1, "order": 1, "horizon": 1, "promise": 1, "keeps_longer": 3,
+    }  # fmt: skip
     for name in HOOKS:
         inner = wrapper._ordering
         if name in flags:
@@ -179,6 +181,7 @@ def test_iterations_of_who_comes_between_steps_are_counted_alike_ahead_and_step_
 ARGUMENTS = {
     "key": 2, "order": 1, "victim": 2, "hold": 2, "chunk": 2, "seating": 2, "on_start": 1,
     "on_arrival": 2, "on_tokens": 3, "on_finish": 2, "on_reject": 2, "keeps_until": 2,
+    "keeps_longer": 3,
 }  # fmt: skip
 
 
