@@ -398,12 +398,13 @@ def with_tiers(*tiers):
 @pytest.mark.parametrize(
     ("tiers", "kept_ns"),
     [
-        # 25 tokens are recomputed in a step of 100 ns; b has 30 + 4 in memory by then.
-        ((), int(100 * (25 + 34) / 25)),
+        # 25 tokens are recomputed in a step of 100 ns, for half of which they are in memory in the
+        # mean; b has 30 + 4 in memory by then.
+        ((), int(100 * (25 / 2 + 34) / 25)),
         # Six blocks of 8 bytes at a byte a nanosecond are loaded sooner.
         ((KVTier("cpu", 50, 1e9, 1e9, 7, 9),), 48 + 7),
         # Or not.
-        ((KVTier("cpu", 50, 1e8, 1e9, 7, 9),), int(100 * (25 + 34) / 25)),
+        ((KVTier("cpu", 50, 1e8, 1e9, 7, 9),), int(100 * (25 / 2 + 34) / 25)),
         # From the nearest tier, whatever lies below.
         ((KVTier("cpu", 50, 1e9, 1e9, 7, 9), KVTier("disk", 50, 1e8, 1e9, 70, 9)), 48 + 7),
         ((KVTier("cpu", 50, 1e9, 1e9, 9, 9), KVTier("disk", 50, 1e12, 1e9, 0, 9)), 48 + 9),
@@ -463,7 +464,7 @@ def test_infercept_counts_as_others_who_run_none_that_end_in_the_same_step(other
     (_, until_ns), ended_ns = kept[0], kept[0][0]
     others = 20 + 4 if other == "runs" else 0
     recomputing_ns = laws.LinearCost().step_ns(BatchShape(0, 0, 0, ((25, 0),), rows_sampled=0))[0]
-    kept_ns = int(recomputing_ns * (25 + others) / 25)
+    kept_ns = int(recomputing_ns * (25 / 2 + others) / 25)
     assert until_ns == {0: ended_ns + kept_ns, 1: ended_ns + kept_ns}
 
 
@@ -481,6 +482,24 @@ def test_memory_kept_comes_free_in_the_order_in_which_time_is_up():
     ]
     found, _ = kept_over_time(policy, work, replace(CACHED, num_blocks=16, max_model_len=64))
     assert found[2][1] == 16
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_infercept_decides_anew_when_the_time_has_come_by_who_runs_then(is_alone):
+    # b has 34 tokens in memory when 0 ends at 500, and 36 at 700: 186 and 194 ns. With 61 of c,
+    # which comes at 450, it is 97 at 700, so 438 ns; at 1000 it is 103, and 462 have passed.
+    work = [
+        sent(0, 0, 20, 5, "a", tool="search", names=(0, 1, 2, 3, 4)),
+        sent(1, 0, 24, 2, "a", (0,), 9_000, names=(0, 1, 2, 3, 4, 5)),
+        sent(2, 0, 30, 20, "b"),
+    ]
+    if not is_alone:
+        work.append(sent(3, 450, 60, 20, "c"))
+    _, kept = kept_over_time(registry.make("infercept"), work, CACHED, cost=COST)
+    expected = [(500, {0: 686}), (700, {}), (1_000, {})]
+    if not is_alone:
+        expected[1] = (700, {0: 938})
+    assert [until for _, until in kept] == [u for _, u in expected if u] + [{}]
 
 
 def test_memory_kept_for_one_branch_of_a_session_outlasts_the_admission_of_another():
