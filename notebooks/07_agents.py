@@ -68,8 +68,9 @@ plt.show()
 # ## Who gains, and who pays
 #
 # Least attained service (`plas`) serves short sessions at once and lets long ones wait. Keeping the
-# memory of a session while its tool works (`infercept`, `continuum`) saves work, most of it for the
-# long ones.
+# memory of a session while its tool works (`infercept`) saves work, most of it for the long ones.
+# `continuum` keeps little here, where contexts are soon computed again and nobody can tell how many
+# calls are left.
 
 # %%
 figure, axes = plt.subplots(figsize=(6.4, 3.6))

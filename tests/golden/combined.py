@@ -46,7 +46,8 @@ KINDS = ("plain", "plain", "prefixes", "prefixes", "sessions", "tiers", "tiers",
 """What the runs of a policy have, one after the other."""
 KNOBS: dict[str, dict[str, Any]] = {
     "atlas/short": {"first_quantum_s": 2e-5, "starvation": 3.0},
-    "continuum/short": {"default_ttl_s": 3e-5, "min_calls": 3},
+    "continuum/preview": {"ttl": "preview", "fixed_ttl_s": 3e-5},
+    "continuum/short": {"min_calls": 3},
     "fastserve/ahead": {**PARAMS["fastserve"], "reserve_blocks": 3, "host_reserve": 0.4},
     "plas/short": {"first_quantum_s": 5e-6, "starvation": 4.0},
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.policies.continuum import Continuum
+from schedlab.policies.continuum import SessionsOver, best_ttl_ns
 from schedlab.policies.gittins import gittins_rank, kaplan_meier
 from schedlab.policies.nested_wait import NestedWait
 from schedlab.policies.past_future import PastFuture
@@ -60,11 +60,14 @@ def lengths(_: str) -> dict[str, Any]:
         known = kaplan_meier(ended, under_way)
         stops = np.arange(2.0, 12.0, 2.0)
         ranks = [gittins_rank(known.lengths, known.chances, s, stops) for s in (0.0, 3.0, 8.0)]
-        price = Continuum(memory_price=draw.choice((0.0, 0.5, 1.0)))
         past_ns = sorted(draw.choice((0, 4, 4, 9, 30)) for _ in range(6))
-        ttls = [price._best_ttl_ns(past_ns, saved_ns) for saved_ns in (0, 3, 8, 9, 40)]
+        ttls = [best_ttl_ns(past_ns, saved_ns) for saved_ns in (0, 3, 8, 9, 40)]
+        over = SessionsOver()
+        for _ in range(number):
+            over.add(draw.choice((1, 2, 2, 9)))
         found[str(number)] = [
             known.lengths.tolist(), known.chances.tolist(), [str(rank) for rank in ranks], ttls,
+            over.memoryfulness(),
         ]  # fmt: skip
     policy = PastFuture()
     view = SimpleNamespace(config=SimpleNamespace(max_model_len=50, block_size=4))

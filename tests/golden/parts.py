@@ -380,7 +380,8 @@ def calls(_: str) -> dict[str, Any]:
     found = {}
     for number in range(8):
         draw, table = Draw(f"calls {number}"), SessionTable()
-        policy = Continuum(min_calls=2, default_ttl_s=5e-9)
+        policy = Continuum(min_calls=2)
+        policy.on_start(SimpleNamespace(kept=[]))
         there: list[RequestState] = []
         now_ns, told = 0, []
         for i in range(30):

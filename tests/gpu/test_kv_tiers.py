@@ -336,7 +336,7 @@ def using_tools(work):
 )
 @pytest.mark.parametrize("policy", ["continuum", "infercept"])
 def test_memory_kept_for_a_session_takes_no_seat_and_is_found_again(policy, memory, seats):
-    options = {"default_ttl_s": 3e-5} if policy == "continuum" else {}
+    options = {"ttl": "preview", "fixed_ttl_s": 3e-5} if policy == "continuum" else {}
     config = replace(MEMORY[memory], num_blocks=60, max_num_seqs=seats)
     work = using_tools([a for i in range(4) for a in session(3 * i, 500 * i, 1_000 * i)])
     simulated = laws.run(registry.make(policy, **options), work, config)

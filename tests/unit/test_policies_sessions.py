@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import replace
+from statistics import correlation
 from types import SimpleNamespace
 
 import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.attained_service import Past
+from schedlab.policies.continuum import SessionsOver, best_ttl_ns
 from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -23,11 +25,16 @@ CACHED = replace(CONFIG, max_num_seqs=5, enable_prefix_caching=True)
 KNOBS = {
     "plas": {"first_quantum_s": 2e-6, "starvation": 0.5},
     "atlas": {"first_quantum_s": 2e-6, "starvation": 3.0},
-    "continuum": {"default_ttl_s": 3e-5, "min_calls": 3},
+    "continuum": {"min_calls": 3},
+    "continuum/preview": {"ttl": "preview", "fixed_ttl_s": 3e-5},
     "infercept": {},
     "program_fcfs": {},
     "program_srpt": {},
 }
+
+
+def made(case):
+    return registry.make(case.partition("/")[0], **KNOBS[case])
 
 
 def named(work, tool="search"):
@@ -61,11 +68,11 @@ def named(work, tool="search"):
 def test_policy_of_sessions_skips_ahead_exactly_and_keeps_its_promises(name, seed, num_blocks):
     work = named(sessions.drawn(seed))
     config = replace(CACHED, num_blocks=num_blocks)
-    fast = laws.run(registry.make(name, **KNOBS[name]), work, config)
-    slow = laws.run(registry.make(name, **KNOBS[name]), work, laws.slow(config))
+    fast = laws.run(made(name), work, config)
+    slow = laws.run(made(name), work, laws.slow(config))
     assert laws.difference(slow, fast, ("by single steps", "ahead")) is None
     assert laws.signature(fast) == laws.signature(slow)
-    laws.run(registry.make(name, **KNOBS[name]), work, replace(config, check_horizon=True))
+    laws.run(made(name), work, replace(config, check_horizon=True))
     sessions.check_order(fast, work)
     laws.check(fast, work, config, may_wait=True)
 
@@ -313,7 +320,7 @@ def test_continuum_keeps_memory_for_its_time_to_live_and_no_longer():
     work[0] = replace(work[0], turn=work[0].turn._replace(tool="search"))
     held = {}
     for ttl_ns in (900, 1_100):
-        policy = registry.make("continuum", default_ttl_s=ttl_ns / 1e9)
+        policy = registry.make("continuum", ttl="preview", fixed_ttl_s=ttl_ns / 1e9)
         log = laws.run(policy, work, replace(CACHED, num_blocks=25), cost=COST)
         assert log.requests()["prefix_hit_tokens"].tolist()[1] == 24
         steps = log.steps()
@@ -323,48 +330,161 @@ def test_continuum_keeps_memory_for_its_time_to_live_and_no_longer():
 
 
 @pytest.mark.parametrize(
-    ("past_ns", "saved_ns", "price", "kept_ns"),
+    ("past_ns", "saved_ns", "kept_ns"),
     [
-        # Gains are (calls back by then) * saved less the time that all of them wait until then.
-        ([10, 20, 90], 30, 1.0, 21),  # 30 - 30, 60 - 50, 90 - 120: the second
-        ([10, 20, 90], 35, 0.1, 91),  # 35 - 3, 70 - 5, 105 - 12
-        ([10, 20, 90], 9, 1.0, 0),  # nothing pays
-        ([10, 10, 10], 10, 1.0, 0),  # 30 - 30 is no gain
-        ([10, 10, 10], 11, 1.0, 11),
+        # Gains are the share of calls back by then, of what is saved, less the time itself.
+        ([10, 20, 90], 45, 21),  # 15 - 10, 30 - 20, 45 - 90: the second
+        ([10, 20, 90], 300, 91),  # 100 - 10, 200 - 20, 300 - 90
+        ([10, 20, 90], 30, 0),  # 10 - 10 and 20 - 20 are no gain
+        ([10, 20, 90], -5, 0),
+        ([10, 10, 10], 10, 0),
+        ([10, 10, 10], 11, 11),
+        ([0, 60], 100, 1),  # 50 - 0 and 100 - 60
     ],
 )
-def test_continuum_keeps_for_the_time_of_the_past_that_gains_most(
-    past_ns, saved_ns, price, kept_ns
-):
-    policy = registry.make("continuum", memory_price=price)
-    assert policy._best_ttl_ns(past_ns, saved_ns) == kept_ns
+def test_continuum_keeps_for_the_time_of_the_past_that_gains_most(past_ns, saved_ns, kept_ns):
+    assert best_ttl_ns(past_ns, saved_ns) == kept_ns
 
 
-def test_continuum_keeps_from_now_on_what_the_past_of_the_very_tool_says():
-    policy = registry.make("continuum", memory_price=0.5, default_ttl_s=3e-6, min_calls=3)
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([], 1.0),  # as if all were equally long
+        ([1, 1], 1.0),
+        ([5, 5, 5], 1.0),  # after k requests 5 - k are left
+        # Served and left are 1 and 0; 1 and 2, 2 and 1, 3 and 0: both vary by 2.75, together by
+        # 4 - 7 * 3 / 4 = -1.25.
+        ([1, 3], 5 / 11),
+        ([1] * 8 + [4], -1 / 11),  # who has had more has more to come
+    ],
+)
+def test_memoryfulness_is_how_well_the_requests_served_foretell_those_to_come(lengths, expected):
+    over = SessionsOver()
+    for length in lengths:
+        over.add(length)
+    assert over.memoryfulness() == pytest.approx(expected)
+
+
+def test_memoryfulness_is_the_negative_correlation_over_all_requests():
+    draw, over, served, left = random.Random(4), SessionsOver(), [], []
+    for _ in range(300):
+        length = draw.choice((1, 2, 9, 40))
+        over.add(length)
+        served += range(1, length + 1)
+        left += range(length - 1, -1, -1)
+    assert over.memoryfulness() == pytest.approx(-correlation(served, left))
+
+
+def called(policy, tool, took_ns, now_ns=0, number=0):
+    """Let a request come that needed a call alone; return a session's next that calls it again."""
+    state = SimpleNamespace(id=number, awaited_call=(tool, took_ns), tool=tool, session=None)
+    policy.on_arrival(state, now_ns)
+    return state
+
+
+def test_continuum_goes_by_the_tool_by_all_tools_or_by_calls_of_a_second_as_many_as_there_are():
+    policy = registry.make("continuum", min_calls=3)
+    policy.on_start(SimpleNamespace(kept=[]))
+    policy.restore_ns = lambda state: 2_500_000_000
+    for took_ns in (10, 20, 30):
+        state = called(policy, "fast", took_ns)
+    # Three calls of all are too few: exp(-t) * 2.5 s falls to 1 at t = ln(2.5).
+    assert policy.keeps_until(state, 7) == 7 + 916_290_732
+    slow = called(policy, "slow", 2_000_000_000)
+    # Four of all; 2.5 - 2 s is less than 3 / 4 of 2.5 s, for 30 ns.
+    assert policy.keeps_until(state, 7) == policy.keeps_until(slow, 7) == 7 + 31
+    for _ in range(3):
+        called(policy, "slow", 2_000_000_000)
+    # Four of the slow one, and three still of the other: 3 / 7 of 2.5 s, and 2.5 - 2 s.
+    assert policy.keeps_until(state, 7) == 7 + 31
+    assert policy.keeps_until(slow, 7) == 7 + 2_000_000_001
+    policy.restore_ns = lambda state: 2_000_000_000
+    assert policy.keeps_until(slow, 7) == 7
+    state.tool = None
+    assert policy.keeps_until(state, 7) == 7
+
+
+def test_continuum_keeps_for_no_time_at_first_where_a_second_is_not_saved():
+    policy = registry.make("continuum")
+    policy.restore_ns = lambda state: 600_000_000
+    state = SimpleNamespace(tool="x")
+    assert policy.keeps_until(state, 7) == 7
+    policy._delays_ns.extend([500_000_000, 300_000_000])  # 0.4 s more, whatever sessions are like
+    policy._over.add(1)
+    policy._over.add(3)
+    assert policy.keeps_until(state, 7) == 7
+    policy._delays_ns.append(1_000_000_000)  # 0.6 s more
+    assert policy.keeps_until(state, 7) == 7 + 182_321_557
+
+
+def test_continuum_saves_the_delays_of_who_came_back_to_nothing_as_far_as_they_say_who_is_done():
+    policy = registry.make("continuum", min_calls=0)
+    policy.on_start(SimpleNamespace(kept=[]))
     policy.restore_ns = lambda state: 40
-    draw, past = random.Random(2), {}
-    for i in range(80):
-        tool, gap_ns = draw.choice(("search", "shell", None)), draw.randrange(1, 90)
-        call = draw.choice(((tool, gap_ns), (tool, gap_ns), None)) if tool is not None else None
-        state = SimpleNamespace(awaited_call=call, tool=tool)
-        now_ns = 1_000 * i
-        policy.on_arrival(state, now_ns)
-        if call is not None:
-            past.setdefault(tool, []).append(gap_ns)
-        known = past.get(tool, [])
-        if tool is None:
-            expected = now_ns
-        elif len(known) < 3:
-            expected = now_ns + 3_000
-        else:
-            gains = {
-                ttl: sum(g <= ttl for g in known) * 40 - 0.5 * sum(min(g, ttl) for g in known)
-                for ttl in sorted(known)
-            }
-            best = max(gains, key=gains.get)
-            expected = now_ns + (best + 1 if gains[best] > 0 else 0)
-        assert policy.keeps_until(state, now_ns) == expected
+    for took_ns in (10, 20, 54, 55):
+        state = called(policy, "x", took_ns)
+    policy._delays_ns.extend([22, 44])
+    policy._over.add(1)
+    policy._over.add(3)
+    # 40 + 33 * 5 / 11 = 55: gains are 55 / 4 - 10, 55 / 2 - 20, and less.
+    assert policy.keeps_until(state, 0) == 21
+    policy._over = SessionsOver()
+    # 40 + 33 = 73: 73 / 4 - 10, 73 / 2 - 20, 73 * 3 / 4 - 54 and 73 - 55, which is the most.
+    assert policy.keeps_until(state, 0) == 56
+
+
+@pytest.mark.parametrize(
+    ("took_ns", "kept_ns"),
+    [([], 2_000), ([1_000, 3_000], 2_000), ([1_000, 3_002], 0), ([2_001], 0)],
+)
+def test_continuum_as_previewed_keeps_for_a_fixed_time_unless_the_tool_takes_longer_in_the_mean(
+    took_ns, kept_ns
+):
+    policy = registry.make("continuum", ttl="preview", fixed_ttl_s=2e-6)
+    policy.on_start(SimpleNamespace(kept=[]))
+    for one in took_ns:
+        called(policy, "x", one)
+    called(policy, "y", 90_000)
+    assert policy.keeps_until(SimpleNamespace(tool="x"), 5) == 5 + kept_ns
+    assert policy.keeps_until(SimpleNamespace(tool=None), 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"ttl": "fixed"}, "ttl must be one of paper, preview; got 'fixed'"),
+        ({"min_calls": 256}, "min_calls must be 0 to 255, got 256"),
+        ({"min_calls": -1}, "min_calls must be 0 to 255, got -1"),
+        ({"fixed_ttl_s": -1.0}, "fixed_ttl_s must be 0 to 1e9, got -1"),
+    ],
+)
+def test_continuum_refuses_knobs_that_mean_nothing(knobs, message):
+    with pytest.raises(Exception, match=message):
+        registry.make("continuum", **knobs)
+
+
+@pytest.mark.parametrize(("fixed_ttl_s", "delays_ns"), [(0.0, [700]), (1e-5, [])])
+def test_continuum_learns_the_delays_of_who_came_back_to_nothing_and_the_lengths_of_sessions(
+    fixed_ttl_s, delays_ns
+):
+    # One seat. The tool of 0 takes 500 ns; b holds the seat from 200 to 1400, and 1 waits from 700
+    # on. Its answer calls another, and that of 3 is for the user: a has had three requests.
+    work = [
+        sent(0, 0, 15, 2, "a", tool="x", names=(0, 1, 2)),
+        sent(1, 0, 19, 2, "a", (0,), 500, tool="x", names=(0, 1, 2, 3)),
+        sent(3, 0, 23, 2, "a", (1,), 5_000, names=(0, 1, 2, 3, 4)),
+        sent(2, 150, 4, 12, "b"),
+    ]
+    policy = registry.make("continuum", ttl="preview", fixed_ttl_s=fixed_ttl_s)
+    laws.run(policy, work, replace(CACHED, max_num_seqs=1), cost=COST)
+    assert list(policy._all_ns) == [500, 5_000]
+    assert list(policy._delays_ns) == delays_ns + [0] * bool(delays_ns)
+    over = SessionsOver()
+    over.add(1)
+    over.add(3)
+    assert vars(policy._over) == vars(over)
+    assert not policy._evicted
+    assert not policy._num_served
 
 
 def test_continuum_learns_the_time_of_each_tool_though_they_work_side_by_side():
@@ -382,7 +502,7 @@ def test_continuum_learns_the_time_of_each_tool_though_they_work_side_by_side():
             sent(e, start_ns, 44, 2, name, (c,), 400_000 + i, tool="slow", names=(*right, 31)),
             sent(f, start_ns, 50, 2, name, (d, e), 70, names=(*left, 30)),
         ]
-    policy = registry.make("continuum", min_calls=2)
+    policy = registry.make("continuum")
     laws.run(policy, work, replace(CACHED, num_blocks=100))
     took_ns = {tool: list(past_ns) for tool, past_ns in policy._past_ns.items()}
     assert took_ns == {
@@ -516,7 +636,7 @@ def test_memory_kept_for_one_branch_of_a_session_outlasts_the_admission_of_anoth
         sent(5, 0, 48, 2, "a", (3, 4), 5_000, names=(*left, 30)),
         sent(6, 25_000, 60, 2, "b", names=tuple(range(50, 65))),
     ]
-    policy = registry.make("continuum", default_ttl_s=1e-3)
+    policy = registry.make("continuum", ttl="preview", fixed_ttl_s=1e-3)
     found, kept = kept_over_time(policy, work, replace(CACHED, num_blocks=40))
     assert [found[i][1] for i in (3, 4)] == [40, 40]
     assert [list(now) for _, now in kept] == [[1, 2], [2], []]
@@ -553,16 +673,17 @@ def test_recomputing_is_priced_by_steps_of_the_budget_each_behind_those_before(p
 
 @pytest.mark.parametrize(("bytes_per_s", "saved_ns"), [(1e9, 55), (1e7, 100)])
 def test_continuum_weighs_what_loading_takes_where_that_is_sooner(bytes_per_s, saved_ns):
-    policy = registry.make("continuum", min_calls=1)
-    seen = []
-    policy._best_ttl_ns = lambda past_ns, saved: seen.append(saved) or 0
-    policy._past_ns["search"] = [9]
+    # A call of 54 ns saves the loading of six blocks, one of 99 the computing.
     work = named(sessions.requests("a", 0, 0, [([], 0, 20, 5), ([0], 9, 28, 2)]))
     tiers = (KVTier("cpu", 50, bytes_per_s, 1e9, 7, 9),)
     work[0] = replace(work[0], turn=work[0].turn._replace(tool="search"))
     work[1] = replace(work[1], turn=work[1].turn._replace(tool=None))
-    laws.run(policy, work, with_tiers(*tiers), cost=COST)
-    assert seen == [saved_ns]
+    for took_ns, kept_ns in ((saved_ns - 1, saved_ns), (saved_ns, 0)):
+        policy = registry.make("continuum", min_calls=0)
+        policy._past_ns["search"] = policy._all_ns
+        policy._all_ns.append(took_ns)
+        _, kept = kept_over_time(policy, work, with_tiers(*tiers), cost=COST)
+        assert kept[:1] == ([(500, {0: 500 + kept_ns})] if kept_ns else [])
 
 
 class Keeping(Retaining):
@@ -780,7 +901,9 @@ def test_who_waits_for_blocks_that_another_loads_neither_takes_what_is_kept_nor_
         with_tiers(tier), num_blocks=45, max_num_batched_tokens=128, max_num_seqs=8,
         kv_load="always", kv_block_bytes=1_000,
     )  # fmt: skip
-    found, kept = kept_over_time(registry.make("continuum", default_ttl_s=1e-3), work, config)
+    found, kept = kept_over_time(
+        registry.make("continuum", ttl="preview", fixed_ttl_s=1e-3), work, config
+    )
     assert found[5] == found[6] == (400_000, 40)
     assert found[7][0] == 300_000 + 2 * later_ns
     if tool is not None:
