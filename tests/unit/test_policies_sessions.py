@@ -591,7 +591,7 @@ def test_infercept_counts_as_others_who_run_none_that_end_in_the_same_step(other
 def test_memory_kept_comes_free_in_the_order_in_which_time_is_up():
     # Two answers end together, the first is kept for longer, and both are over when a third request
     # needs two of their blocks: the last two of the second, one of them full and found no more.
-    policy = registry.make("infercept")
+    policy = Keeping()
     policy.keeps_until = lambda state, now_ns: now_ns + (9000 if state.id == 0 else 5000)
     names = tuple(range(50, 55))
     work = [
