@@ -30,7 +30,8 @@ class FastServe(Ranked):
     iteration in FastServe; where it takes several here, it neither drops nor gives way before its
     token is out, or preemptions could undo each other for ever. Low levels starve, but
     for the rule that every `starvation_period` iterations those who have not run for
-    `starvation_s` come to the front of the first level.
+    `starvation_s` come to the front of the first level. What they used of their quantum counts
+    there: who used more than the first quantum stays for one iteration.
 
     FastServe swaps: set ``engine.preemption_mode: swap`` to follow it. Preemption is by rank, see
     `Ranked`. It swaps ahead of need, too, with `reserve_blocks` and memory below the GPU's
@@ -50,8 +51,13 @@ class FastServe(Ranked):
     of that overlaps with computing; it helps where the link is idle. It fails where memory is so
     short that whoever is loaded is swapped out before it ran, where the reserve is memory that
     more requests could run in, and where the link is the bottleneck, which copies ahead of need
-    then crowd. The authors' code swaps even those out for the reserve that it would compute in
-    this step; here they stay.
+    then crowd.
+
+    Where the authors' code differs: it puts the batch back after each iteration one by one, each in
+    front of those before, so that the order within a level turns round every time, as does that of
+    those who are promoted; here they keep their order, which is that of arrival for those who are
+    promoted. There, who never ran counts as waiting since long ago; here since it came. And there
+    even those are swapped out for the reserve that it would compute in this step; here they stay.
 
     A decision is O(n log n) in the running batch; the queue is sorted again only when the
     starvation rule promotes. Skip-ahead is honest because places change only when a quantum is
@@ -267,5 +273,7 @@ class FastServe(Ranked):
         limit_ns = now_ns - self.starvation_s * 1e9
         starving = [p for p in self._places.values() if p.last_ran_ns <= limit_ns]
         for place in reversed(starving):
+            used_ns = (self._first_quantum_ns << place.level) - place.left_ns
             self._move_to_front(place, 0)
+            place.left_ns -= used_ns
         self.static_keys = not starving

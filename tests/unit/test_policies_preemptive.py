@@ -277,6 +277,39 @@ def test_fastserve_promotes_who_has_not_run_for_long():
     assert last[0] < sorted(last)[9]
 
 
+@pytest.mark.parametrize(("used_ns", "lasts_ns"), [(0, 2_000), (500, 1_500), (2_500, 1)])
+def test_fastserve_counts_what_a_promoted_request_used_of_its_level_towards_the_first(
+    used_ns, lasts_ns
+):
+    # Quanta are 2, 4 and 8 us; it has used some of the third.
+    policy = registry.make(
+        "fastserve", first_quantum_s=2e-6, starvation_s=5e-6, starvation_period=3
+    )
+    state = RequestState(arrival(0).request)
+    view = SimpleNamespace(estimate_step_ns=lambda shape: 8_000, running=[state])
+    policy._view = view
+    policy.on_arrival(state, 0)
+
+    def run(until_ns, *decodes):
+        start_ns, policy.now_ns = policy.now_ns, until_ns
+        plan = BatchPlan(
+            decodes, (), (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple
+        )
+        policy.on_tokens(plan, 1, until_ns)
+        return policy._places[state].level
+
+    policy.now_ns = 0
+    assert run(used_ns, state) == 2
+    assert run(used_ns + 4_999) == 2
+    assert run(used_ns + 5_000) == 0
+    view.now_ns = used_ns + 5_000
+    assert policy.horizon(view) == (FOREVER, view.now_ns + lasts_ns)
+    if lasts_ns > 1:
+        assert run(view.now_ns + lasts_ns - 1, state) == 0
+    assert run(view.now_ns + lasts_ns, state) == 1
+    assert policy._places[state].left_ns == 4_000
+
+
 @pytest.mark.parametrize(
     ("name", "knobs", "message"),
     [
