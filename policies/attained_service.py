@@ -5,13 +5,20 @@ Functions of their own, which the compiled core has.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
 
 _NEVER = 2 * FOREVER
 """More service than anybody gets."""
+
+_MOST_QUEUES = 64
+"""Nobody gets as much service as there would be in more."""
 
 
 class Past:
@@ -42,9 +49,7 @@ def past_of(state: RequestState) -> Past:
 
 
 class Call:
-    """What a request has had, with what it brought along, and the queue that this puts it in.
-
-    Queue k holds service below ``first_ns * 2**k``, queue `last` all that is more.
+    """What a request has had, with what it brought along, and where it stands.
 
     Attributes
     ----------
@@ -56,86 +61,214 @@ class Call:
         The service up to which its session keeps it already.
     came_ns, gone_ns : int
         When it came, and went; -1 if it is here.
-    queue : int
-        Where it is.
+    place : tuple of (int, int, bool, int)
+        Its queue; when it came to it; whether from another queue; a number that orders those that
+        came at one time.
     left_ns : int
-        Service until it drops to the next queue; FOREVER or more if there is none.
+        What is left of its quantum; FOREVER or more in the last queue.
+    end_ns : int
+        Its service when the quantum is used up.
+    promoted_ns, promoted_had_ns : int
+        When it was promoted last, or came, and the service that it had by then.
     """
 
     __slots__ = (
-        "_end_ns", "_last", "base_ns", "came_ns", "gone_ns", "kept_ns", "left_ns", "past", "queue",
-        "waited_ns",
+        "base_ns", "came_ns", "end_ns", "gone_ns", "kept_ns", "left_ns", "past", "place",
+        "promoted_had_ns", "promoted_ns", "waited_ns",
     )  # fmt: skip
 
-    def __init__(self, past: Past, came_ns: int, first_ns: int, last: int) -> None:
+    def __init__(
+        self, past: Past, came_ns: int, place: tuple[int, int, bool, int], quantum_ns: int
+    ) -> None:
         self.past = past
-        self.base_ns = self.kept_ns = past.service_ns
+        self.base_ns = self.kept_ns = self.promoted_had_ns = past.service_ns
         self.waited_ns = past.waited_ns
-        self.came_ns = came_ns
+        self.came_ns = self.promoted_ns = came_ns
         self.gone_ns = -1
-        self.queue = 0
-        self._last = last
-        self._end_ns = first_ns if last else _NEVER
-        self.left_ns = self._end_ns - self.base_ns
-        self.drop()
+        self.place = place
+        self.left_ns = quantum_ns
+        self.end_ns = self.base_ns + quantum_ns
 
     @property
     def service_ns(self) -> int:
         """Its service, with what it brought along."""
-        return self._end_ns - self.left_ns
-
-    def drop(self) -> None:
-        """Go to the queue of the service."""
-        while self.left_ns <= 0:
-            service_ns = self.service_ns
-            self.queue += 1
-            self._end_ns = self._end_ns * 2 if self.queue < self._last else _NEVER
-            self.left_ns = self._end_ns - service_ns
+        return self.end_ns - self.left_ns
 
 
-def charge_gone(plan: BatchPlan, used_ns: int, gone: dict[RequestState, Call]) -> None:
-    """Charge who took part in a step and is gone by its end; see `charge`."""
-    in_step = [state for state, call in gone.items() if call.gone_ns > plan.start_ns]
-    charge(plan, in_step, used_ns, gone)
+class Queues:
+    """Multi-level queues of calls: by service when they come, by quanta from then on.
 
-
-def charge(
-    plan: BatchPlan,
-    running: Collection[RequestState],
-    used_ns: int,
-    calls: dict[RequestState, Call],
-) -> None:
-    """Charge who took part in a step; those that have no call any more are left out.
+    Queue k is for calls that bring service below ``first_ns * 2**k``, the last one for all that
+    bring more. The quantum of a queue is the service that it spans: `first_ns` of the first two,
+    twice that of the one before of the others. Whoever changes queues goes to the back, with the
+    whole quantum. Whoever has waited `ratio` times its service, that of its session before it
+    included, is moved to the first queue, and its own waiting and service count anew.
 
     Parameters
     ----------
-    plan : BatchPlan
-        Of the step; where it does not list its decodes, all who run took part.
-    running : collection of RequestState
-        Who runs after it.
-    used_ns : int
-        What it took.
+    first_ns : int
+        Service that the first queue holds.
+    num_queues : int
+        How many there are.
+    ratio : float or None
+        Waiting time over service at which a call starves; None = never.
+
+    Attributes
+    ----------
     calls : dict of RequestState to Call
-        Of all requests.
+        All that are here.
+    look_ns : int
+        Before this no call outside the first queue starves.
     """
-    took_part = running
-    if plan.decodes is not None:
-        took_part = plan.decodes
-        if plan.chunks:
-            took_part = (*took_part, *[state for state, _ in plan.chunks])
-    for state in took_part:
-        call = calls.get(state)
-        if call is not None:
-            call.left_ns = left_ns = call.left_ns - used_ns
-            if left_ns <= 0:
-                call.drop()
+
+    __slots__ = ("_first_ns", "_number", "_quanta_ns", "_ratio", "calls", "look_ns")
+
+    def __init__(self, first_ns: int, num_queues: int, ratio: float | None) -> None:
+        self.calls: dict[RequestState, Call] = {}
+        self.look_ns = FOREVER
+        self._first_ns = first_ns
+        self._ratio = ratio
+        self._number = 0
+        last = min(num_queues, _MOST_QUEUES) - 1
+        self._quanta_ns = [first_ns << max(k - 1, 0) for k in range(last)] + [_NEVER]
+
+    def join(self, state: RequestState, past: Past, now_ns: int) -> None:
+        """Take in a request of a session with a past."""
+        queue, last = 0, len(self._quanta_ns) - 1
+        while queue < last and past.service_ns >= self._first_ns << queue:
+            queue += 1
+        self._number += 1
+        place = queue, now_ns, False, self._number
+        self.calls[state] = call = Call(past, now_ns, place, self._quanta_ns[queue])
+        if self._ratio is not None and self._starves(call, now_ns, 0):
+            self._promote(call, now_ns, 0)
+
+    def charge(
+        self,
+        plan: BatchPlan,
+        running: Collection[RequestState],
+        durations_ns: Sequence[int],
+        now_ns: int,
+    ) -> None:
+        """Charge who took part in steps, and let drop who used up a quantum in one of them.
+
+        Those that are not here any more are left out.
+
+        Parameters
+        ----------
+        plan : BatchPlan
+            Of the steps; where it does not list its decodes, all who run took part.
+        running : collection of RequestState
+            Who runs after them.
+        durations_ns : sequence of int
+            How long each step took.
+        now_ns : int
+            When the last one ended.
+        """
+        calls, used_ns = self.calls, now_ns - plan.start_ns
+        used_up: list[Call] = []
+        for state in _took_part(plan, running):
+            call = calls.get(state)
+            if call is not None:
+                call.left_ns = left_ns = call.left_ns - used_ns
+                if left_ns <= 0:
+                    used_up.append(call)
+        if not used_up:
+            return
+        if len(durations_ns) > 1:
+            self._drop_step_by_step(used_up, list(accumulate(durations_ns)), now_ns)
+            return
+        used_up.sort(key=_place)
+        for call in used_up:
+            self._drop(call, now_ns, 0)
+
+    def _drop_step_by_step(self, used_up: list[Call], ends_ns: list[int], now_ns: int) -> None:
+        used_ns = ends_ns[-1]
+        due = [(bisect_left(ends_ns, used_ns + call.left_ns), call.place, call) for call in used_up]
+        heapify(due)
+        while due:
+            step, _, call = due[0]
+            since_ns = used_ns - ends_ns[step]
+            self._drop(call, now_ns - since_ns, since_ns)
+            if call.left_ns > 0:
+                heappop(due)
+            else:
+                again = bisect_left(ends_ns, used_ns + call.left_ns)
+                heapreplace(due, (again, call.place, call))
+
+    def _drop(self, call: Call, at_ns: int, since_ns: int) -> None:
+        self._move(call, call.place[0] + 1, at_ns, since_ns)
+        if self._ratio is not None and self._starves(call, at_ns, since_ns):
+            self._promote(call, at_ns, since_ns)
+
+    def _move(self, call: Call, queue: int, at_ns: int, since_ns: int) -> None:
+        """Move a call, which is charged already for a service of `since_ns` that it had later."""
+        service_ns = call.end_ns - call.left_ns
+        self._number += 1
+        call.place = queue, at_ns, True, self._number
+        call.left_ns = left_ns = self._quanta_ns[queue] - since_ns
+        call.end_ns = service_ns + left_ns
+
+    def _promote(self, call: Call, at_ns: int, since_ns: int) -> None:
+        call.promoted_ns = at_ns
+        call.promoted_had_ns = call.service_ns - since_ns
+        self._move(call, 0, at_ns, since_ns)
+
+    def _starves(self, call: Call, at_ns: int, since_ns: int) -> bool:
+        """Whether a call outside the first queue has waited too long; if not, note from when on."""
+        if not call.place[0] or self._ratio is None:
+            return False
+        own_ns = call.service_ns - since_ns - call.promoted_had_ns
+        service_ns = call.base_ns + own_ns
+        if service_ns <= 0:
+            return False
+        most_ns = math.ceil(self._ratio * service_ns)
+        # It has waited since then, but for the time that it was served.
+        starves_ns = call.promoted_ns + own_ns + most_ns - call.waited_ns
+        if starves_ns <= at_ns:
+            return True
+        self.look_ns = min(self.look_ns, starves_ns)
+        return False
+
+    def promote_starving(self, now_ns: int) -> list[RequestState]:
+        """Move those that starve to the first queue, in the order in which they stood."""
+        self.look_ns = FOREVER
+        starving = [
+            (call.place, state, call)
+            for state, call in self.calls.items()
+            if self._starves(call, now_ns, 0)
+        ]
+        starving.sort()
+        for _, _, call in starving:
+            self._promote(call, now_ns, 0)
+        return [state for _, state, _ in starving]
+
+    def until_ns(self, running: Collection[RequestState], now_ns: int) -> int:
+        """Return when a quantum of those who run may be used up, or somebody starves."""
+        least_ns, calls = FOREVER, self.calls
+        for state in running:
+            left_ns = calls[state].left_ns
+            if left_ns < least_ns:
+                least_ns = left_ns
+        return min(now_ns + least_ns, self.look_ns, FOREVER)
 
 
-def least_left_ns(running: Collection[RequestState], calls: dict[RequestState, Call]) -> int:
-    """Return what is left of the first quantum to be used up: FOREVER if all are in the last."""
-    least_ns = FOREVER
-    for state in running:
-        left_ns = calls[state].left_ns
-        if left_ns < least_ns:
-            least_ns = left_ns
-    return least_ns
+def charge_gone(plan: BatchPlan, now_ns: int, gone: dict[RequestState, Call]) -> None:
+    """Charge who took part in the steps of a plan and is gone by their end, `now_ns`."""
+    used_ns = now_ns - plan.start_ns
+    for state in _took_part(plan, gone):
+        call = gone.get(state)
+        if call is not None and call.gone_ns > plan.start_ns:
+            call.left_ns -= used_ns
+
+
+def _took_part(plan: BatchPlan, running: Collection[RequestState]) -> Collection[RequestState]:
+    if plan.decodes is None:
+        return running
+    if not plan.chunks:
+        return plan.decodes
+    return (*plan.decodes, *[state for state, _ in plan.chunks])
+
+
+def _place(call: Call) -> tuple[int, int, bool, int]:
+    return call.place

@@ -2,12 +2,12 @@
 
 import math
 
-from schedlab.policies.attained_service import Call, charge, charge_gone, least_left_ns, past_of
+from schedlab.policies.attained_service import Call, Queues, charge_gone, past_of
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RUNS, RequestState
+from schedlab.sim.request import RequestState
 
 
 @register("plas")
@@ -17,24 +17,32 @@ class ProgramLevelAttainedService(Ranked):
     Optimises the completion time of sessions: short ones are not held up by the later turns of long
     ones. Needs to know which session a request belongs to; a request without one is a session of
     its own. A request enters the queue of the service that its session had from answered requests
-    (queue k holds service below ``first_quantum_s * 2**k``, the last one all that is more), and
-    drops to the next one when its own service takes it there; within a queue, first come, first
-    served. Long sessions starve but for the paper's rule: who has waited more than `starvation`
-    times its service, its session's included, goes to the first queue.
+    (queue k holds service below ``first_quantum_s * 2**k``, the last one all that is more), at its
+    back and with its whole quantum: the service that the queue spans. When that is used up it goes
+    to the back of the next queue, again with a whole quantum, whatever a last step took too long.
+    Those who do at one step keep their order. Long sessions starve but for the paper's rule: who
+    has waited `starvation` times its service, its session's included, goes to the back of the
+    first queue and stays for a quantum; its own waiting and service count anew, its session's stay.
 
     Service is the time of the steps that a request takes part in: who has a seat and is left out
-    waits. What an engine did for a request before it died is not counted. The quanta are ours, the
-    paper states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. With
-    ``recompute``, and a `starvation` that brings requests to the first queue sooner than what they
-    lost is computed again, they evict each other for ever; such a run ends as stalled. Where queues
-    are so long that most starve by it, with either, they evict each other by turns and little is
-    left of the gain. In a cluster all engines know the sessions of all, as their global process
-    table does.
+    waits. What an engine did for a request before it died is not counted. The paper states neither
+    quanta nor the ratio, and leaves three things open. What a request had before it was promoted
+    its session keeps, as the paper's sum of all runtimes says; its Algorithm 1 read to the letter
+    would forget it. Who is in the first queue already is left there, with its quantum and what it
+    has waited. And what a session brings is that of when the request came, though other requests
+    of it may be answered meanwhile. It is looked for who starves when a request comes and at the
+    end of steps.
 
-    A decision is O(n log n) in the running batch and sorts the queue. Skip-ahead is honest because
-    places change only when a quantum is used up or somebody has waited too long, at times that the
-    plan names where it leaves somebody out; while everybody is served, places decide nothing, and
-    what a queue depends on, the service so far, is the same added up at once.
+    The authors swap who is preempted: ``engine.preemption_mode: swap``. With ``recompute``, and a
+    `starvation` and quanta that bring requests to the first queue sooner than what they lost is
+    computed again, they evict each other for ever; such a run ends as stalled. In a cluster all
+    engines know the sessions of all, as their global process table does.
+
+    A decision is O(n log n) in the running batch; the queue is put in order again only when
+    somebody who starved is promoted. Skip-ahead is honest because places change only when a quantum
+    is used up or somebody has waited too long, at times that the plan names where it leaves
+    somebody out. While everybody is served, places decide nothing: then a plan lasts beyond the
+    ends of quanta, and who used one up drops afterwards, at the end of the step in which it did.
 
     Parameters
     ----------
@@ -66,50 +74,38 @@ class ProgramLevelAttainedService(Ranked):
         self.first_quantum_s = first_quantum_s
         self.num_queues = num_queues
         self.starvation = starvation
-        # Who waits gets no service: only that it has waited too long moves it.
-        self.static_keys = starvation is None
-        self._first_ns = round(first_quantum_s * 1e9)
-        self._calls: dict[RequestState, Call] = {}
+        self._queues = Queues(round(first_quantum_s * 1e9), num_queues, starvation)
+        self._calls = self._queues.calls
         self._gone: dict[RequestState, Call] = {}  # whose last step is not charged yet
 
     def sum_ns(self, call: Call) -> int:
         """Return the service of a session with what it does not keep yet of one of its requests."""
         return call.past.service_ns + call.service_ns - call.kept_ns
 
-    def key(self, state: RequestState, now_ns: int) -> int:
-        """Order by queue."""
-        call = self._calls[state]
-        if self.starvation is not None and self._starves_since_ns(call) <= now_ns:
-            return 0
-        return call.queue
-
-    def _starves_since_ns(self, call: Call) -> int:
-        """Return from when on a request has waited too long, if it gets no more service."""
-        service_ns = call.service_ns
-        if self.starvation is None or not service_ns:
-            return FOREVER
-        # It has waited since it came, but for the time that it was served.
-        most_ns = math.ceil(self.starvation * service_ns)
-        return call.came_ns + service_ns - call.base_ns + most_ns - call.waited_ns
+    def key(self, state: RequestState, now_ns: int) -> tuple[int, int, bool, int]:
+        """Order by queue, and in it by when a request came to it."""
+        return self._calls[state].place
 
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to charge all who run."""
         self._view = view
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
-        """Note what its session has had."""
-        past, last = past_of(state), self.num_queues - 1
-        self._calls[state] = Call(past, now_ns, self._first_ns, last)
+        """Join the queue of what its session has had, or the first one if that starves."""
+        self._queues.join(state, past_of(state), now_ns)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
-        """Charge who took part."""
-        used_ns = now_ns - plan.start_ns
-        charge(plan, self._view.running, used_ns, self._calls)
+        """Charge who took part; let drop who used up a quantum, and promote who starves."""
+        view, queues = self._view, self._queues
+        durations_ns = view.durations_ns if num_steps > 1 else (now_ns - plan.start_ns,)
+        queues.charge(plan, view.running, durations_ns, now_ns)
         if self._gone:
-            charge_gone(plan, used_ns, self._gone)
+            charge_gone(plan, now_ns, self._gone)
             for call in self._gone.values():
                 self._keep(call)
             self._gone.clear()
+        if self.starvation is not None:
+            self.rekeyed = queues.promote_starving(now_ns) if queues.look_ns <= now_ns else ()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Let its session keep what the request has had; its last step is charged after this."""
@@ -129,15 +125,11 @@ class ProgramLevelAttainedService(Ranked):
         self._calls.pop(state, None)
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
-        """Return when the first quantum is used up, or the first request has waited too long."""
-        now_ns = view.now_ns
-        until_ns = min(now_ns + least_left_ns(view.running, self._calls), FOREVER)
-        if self.starvation is not None:
-            for state in (*view.waiting, *view.running):
-                at_ns = self._starves_since_ns(self._calls[state])
-                if at_ns <= now_ns and state.status is RUNS:
-                    # Service takes it back out of the first queue.
-                    at_ns = now_ns + max(int((now_ns - at_ns) / self.starvation), 1)
-                if at_ns > now_ns:
-                    until_ns = min(until_ns, at_ns)
-        return FOREVER, until_ns
+        """Return when the first quantum is used up, or the first request may have starved."""
+        return FOREVER, self._queues.until_ns(view.running, view.now_ns)
+
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
+        """Promise one step where somebody began to starve while there was none."""
+        if self._queues.look_ns <= view.now_ns:
+            return 1, FOREVER
+        return super().promise(view, hooks_matter)

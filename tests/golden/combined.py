@@ -45,7 +45,7 @@ FLEETS = 96
 KINDS = ("plain", "plain", "prefixes", "prefixes", "sessions", "tiers", "tiers", "drafts", "drafts")
 """What the runs of a policy have, one after the other."""
 KNOBS: dict[str, dict[str, Any]] = {
-    "atlas/short": {"first_quantum_s": 2e-5, "starvation": 3.0},
+    "atlas/short": {"first_quantum_s": 2e-5, "starvation": 6.0},
     "continuum/preview": {"ttl": "preview", "fixed_ttl_s": 3e-5},
     "continuum/short": {"min_calls": 3},
     "fastserve/ahead": {**PARAMS["fastserve"], "reserve_blocks": 3, "host_reserve": 0.4},

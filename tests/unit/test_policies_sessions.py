@@ -14,7 +14,7 @@ from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.request import Arrival, Request, RequestState, Session, Status, Turn
+from schedlab.sim.request import Arrival, Request, RequestState, Session, Turn
 from tests import laws, sessions
 
 CONFIG = EngineConfig(
@@ -132,86 +132,217 @@ def test_plas_serves_the_session_that_had_less_first():
     assert order.index(3) < order.index(1)
 
 
-def call_of(policy, number, came_ns, base_ns, waited_ns, service_ns, status=Status.WAITING):
-    """Let a request have come with service and waiting time of its session, and have had more."""
+def coming(policy, number, came_ns, base_ns=0, waited_ns=0):
+    """Let a request come to a session that has had some service, and has waited."""
     state = RequestState(laws.arrival(number).request)
     state.session = Session("one", 0)
     past = state.session.noted = Past()
     past.service_ns, past.waited_ns = base_ns, waited_ns
-    state.status = status
     policy.on_arrival(state, came_ns)
-    call = policy._calls[state]
-    call.left_ns -= service_ns
-    if call.left_ns <= 0:
-        call.drop()
     return state
 
 
+def served(policy, took_part, *durations_ns, running=None, until_ns=None):
+    """Let requests take part in steps up to a time; returns the queues of all who are here."""
+    view = SimpleNamespace(running=took_part if running is None else running, durations_ns=None)
+    policy.on_start(view)
+    view.durations_ns = list(durations_ns)
+    end_ns = policy.now_ns + sum(durations_ns) if until_ns is None else until_ns
+    decodes = None if running is None else tuple(took_part)
+    policy.on_tokens(step(end_ns - sum(durations_ns), decodes), len(durations_ns), end_ns)
+    policy.now_ns = end_ns
+    return [call.place[0] for call in policy._calls.values()]
+
+
+def queues(num_queues=4, starvation=None, first_quantum_s=100e-9):
+    """Return PLAS with queues below 100, 200, 400 ns and beyond: quanta of 100, 100 and 200."""
+    policy = registry.make(
+        "plas", first_quantum_s=first_quantum_s, num_queues=num_queues, starvation=starvation
+    )
+    policy.on_start(SimpleNamespace(running=[], durations_ns=[]))
+    policy.now_ns = 1_000
+    return policy
+
+
+def in_order(policy):
+    """Return the numbers of the requests as they stand."""
+    return [s.id for s in sorted(policy._calls, key=lambda s: policy.key(s, policy.now_ns))]
+
+
 @pytest.mark.parametrize(
-    ("base_ns", "service_ns", "queue"),
-    [(0, 0, 0), (0, 99, 0), (0, 100, 1), (40, 60, 1), (150, 49, 1), (150, 50, 2), (0, 399, 2),
-     (0, 400, 3), (5_000, 5_000, 3)],
+    ("base_ns", "queue", "quantum_ns"),
+    [(0, 0, 100), (99, 0, 100), (100, 1, 100), (199, 1, 100), (200, 2, 200), (399, 2, 200),
+     (400, 3, None), (10**15, 3, None)],
 )  # fmt: skip
-def test_plas_puts_a_request_in_the_queue_of_its_service_and_its_sessions(
-    base_ns, service_ns, queue
+def test_plas_puts_a_request_in_the_queue_of_its_session_with_the_whole_quantum(
+    base_ns, queue, quantum_ns
 ):
-    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=4)
-    state = call_of(policy, 0, 700, base_ns, 30, service_ns)
-    assert policy.key(state, 10**12) == queue  # nobody starves who is not let to
-    assert policy._calls[state].service_ns == base_ns + service_ns
+    policy = queues()
+    state = coming(policy, 0, 1_000, base_ns)
+    assert policy.key(state, 10**12)[0] == queue
+    if quantum_ns is None:
+        assert served(policy, [state], 10**15) == [queue]
+    else:
+        assert served(policy, [state], quantum_ns - 1) == [queue]
+        assert served(policy, [state], 1) == [queue + 1]
 
 
-def test_plas_brings_who_waited_beyond_its_share_to_the_first_queue():
-    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=4, starvation=2.5)
-    # It came at 1,000, was served 90 ns of its own and 101 before: 478 ns is its share, rounded
-    # up, of which its session had waited 30 before; it waits since it came, less those 90.
-    state = call_of(policy, 0, 1_000, 101, 30, 90)
+def test_plas_gives_who_drops_the_whole_quantum_of_the_next_queue():
+    policy = queues()
+    state = coming(policy, 0, 1_000)
+    assert served(policy, [state], 170) == [1]  # 70 too long, which it does not owe
+    assert served(policy, [state], 99) == [1]
+    assert served(policy, [state], 250) == [2]
+    assert served(policy, [state], 199) == [2]
+    assert served(policy, [state], 1) == [3]
+    assert policy._calls[state].service_ns == 170 + 99 + 250 + 200
+
+
+def test_plas_of_one_queue_never_drops_or_promotes_anybody():
+    policy = queues(num_queues=1, starvation=0.1)
+    state = coming(policy, 0, 1_000, 50, 10**6)
+    assert served(policy, [state], 10**9) == [0]
+    assert policy.horizon(SimpleNamespace(now_ns=5, running=[state])) == (FOREVER, FOREVER)
+
+
+def test_plas_sends_who_drops_to_the_back_of_the_next_queue_in_their_order():
+    policy = queues()
+    first, second = coming(policy, 0, 1_000), coming(policy, 1, 1_001)
+    there = coming(policy, 2, 1_050, 100)
+    assert in_order(policy) == [0, 1, 2]
+    # A third comes to the next queue just when the two drop into it: those who come go first.
+    coming(policy, 3, 1_100, 150)
+    assert served(policy, [second, first], 100, running=[first, second, there]) == [1, 1, 1, 1]
+    coming(policy, 4, 1_101, 150)
+    assert in_order(policy) == [2, 3, 0, 1, 4]
+    # Where one is left out for a while, the other drops again before it.
+    served(policy, [second], 100, running=[first, second, there])
+    served(policy, [first], 100, running=[first, second, there])
+    assert in_order(policy) == [2, 3, 4, 1, 0]
+
+
+@pytest.mark.parametrize("starvation", [None, 0.4, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_plas_drops_and_promotes_after_many_steps_as_step_by_step(seed, starvation):
+    draw = random.Random(seed)
+    pasts = [(draw.randrange(300), draw.randrange(1_500)) for _ in range(7)]
+    durations_ns = [draw.randrange(1, 60) for _ in range(40)]
+    told = []
+    for at_once in (True, False):
+        policy = queues(num_queues=6, starvation=starvation)
+        states = [coming(policy, i, 990 + i // 3, *past) for i, past in enumerate(pasts)]
+        for steps_ns in [durations_ns] if at_once else [[one] for one in durations_ns]:
+            served(policy, states, *steps_ns)
+        calls = [policy._calls[state] for state in states]
+        told.append(
+            (in_order(policy), [(*call.place[:3], call.left_ns, call.service_ns) for call in calls])
+        )
+    assert told[0] == told[1]
+
+
+def test_plas_moves_who_waited_beyond_its_share_to_the_first_queue_for_a_quantum():
+    policy = queues(starvation=2.5)
+    # It came at 1,000 and was served 90 ns, with 101 before: 478 ns is its share, rounded up, of
+    # which its session had waited 30 before; it waits since it came, less those 90.
     starves_ns = 1_000 + 90 + 478 - 30
-    assert [policy.key(state, starves_ns + more) for more in (-1, 0, 1)] == [1, 0, 0]
-    unserved = call_of(policy, 1, 1_000, 0, 30, 0)
-    assert policy._starves_since_ns(policy._calls[unserved]) == FOREVER
+    state = coming(policy, 0, 1_000, 101, 30)
+    served(policy, [state], 90)
+    other = coming(policy, 1, starves_ns - 21)
+    assert served(policy, [other], 20, running=[state, other], until_ns=starves_ns - 1) == [1, 0]
+    view = SimpleNamespace(now_ns=policy.now_ns, running=[])
+    assert policy.promise(view) == (FOREVER, starves_ns)
+    assert served(policy, [other], 1, running=[state, other]) == [0, 0]
+    assert policy.rekeyed == [state]
+    assert in_order(policy) == [1, 0]  # at the back of it
+    # It stays until the quantum is used up, though by the ratio it starves no more ...
+    assert served(policy, [state, other], 79) == [0, 1]
+    assert not policy.rekeyed
+    assert served(policy, [state], 20, running=[state, other]) == [0, 1]
+    assert served(policy, [state], 1, running=[state, other]) == [1, 1]
+    # ... and waits anew: with its session's 101 ns it has had 201, and its session waited 30.
+    starves_ns += 100 + 503 - 30
+    assert served(policy, [], 1, running=[], until_ns=starves_ns - 1)[0] == 1
+    assert served(policy, [], 1, running=[])[0] == 0
+    # What it had before counts for the next request of its session.
+    policy.on_finish(state, policy.now_ns)
+    served(policy, [], 1, running=[])
+    past = state.session.noted
+    assert (past.service_ns, past.waited_ns) == (101 + 190, 30 + starves_ns - 1_000 - 190)
+
+
+def test_plas_puts_a_request_of_a_session_that_starves_in_the_first_queue_at_once():
+    policy = queues(starvation=2.0)
+    coming(policy, 0, 1_000, 300, 599)
+    coming(policy, 1, 1_000, 300, 600)
+    coming(policy, 2, 1_000, 0, 600)  # who has had nothing is in the first queue anyway
+    assert [policy.key(state, 1_000)[0] for state in policy._calls] == [2, 0, 0]
+
+
+def test_plas_keeps_in_the_first_queue_who_still_starves_when_its_quantum_is_used_up():
+    policy = queues(starvation=2.0)
+    state = coming(policy, 0, 1_000, 300, 850)
+    assert served(policy, [state], 99) == [0]
+    # It counts anew each time, so that its session's 850 ns are set against 300 and a quantum.
+    assert served(policy, [state], 1) == [0]
+    for _ in range(4):
+        assert served(policy, [state], 99) == [0]
+        assert served(policy, [state], 1) == [0]
+    assert served(policy, [state], 126) == [1]
+    assert policy._calls[state].service_ns == 300 + 500 + 126
+
+
+def test_plas_promotes_those_who_starve_at_once_in_the_order_in_which_they_stood():
+    policy = queues(starvation=2.0)
+    coming(policy, 0, 900, 400, 700)
+    coming(policy, 1, 950, 100, 100)
+    coming(policy, 2, 960, 300, 500)
+    coming(policy, 3, 970, 100, 100)
+    assert in_order(policy) == [1, 3, 2, 0]
+    assert served(policy, [], 10, running=[], until_ns=1_200) == [0, 0, 0, 0]
+    assert in_order(policy) == [1, 3, 2, 0]
+    assert [state.id for state in policy.rekeyed] == [1, 3, 2, 0]
 
 
 @pytest.mark.parametrize(
-    ("now_ns", "waiting", "running", "until_ns"),
+    ("now_ns", "running", "promise"),
     [
-        (1_200, [], [], FOREVER),
-        (1_200, [], ["served"], 1_200 + 200 - 190),  # to the end of its quantum
-        (1_200, ["served"], [], 1_540),  # 1,000 + 90 + 2.5 * 190 - 25
-        (1_500, ["served"], ["new"], 1_540),
-        (1_539, ["served"], ["new"], 1_540),
-        (1_540, ["served"], ["new"], 1_540 + 100),  # it starves already: to the other's quantum
-        (1_560, [], ["served"], 1_560 + 8),  # a service of 20 / 2.5 takes it back
-        (1_541, [], ["served"], 1_541 + 1),
-        (1_540, [], ["served"], 1_540 + 1),
-        (1_000, ["new"], [], FOREVER),
+        (1_200, [], (FOREVER, 1_475)),  # 1,000 + 2.5 * 200 - 25: somebody starves
+        (1_200, [0], (FOREVER, 1_200 + 60)),  # a quantum ends
+        (1_200, [0, 1], (FOREVER, 1_200 + 60)),
+        (1_200, [1], (FOREVER, 1_200 + 200)),
+        (1_400, [1], (FOREVER, 1_475)),
+        (1_475, [], (1, FOREVER)),  # it is looked for at the end of the next step
+        (1_900, [0, 1], (1, FOREVER)),
     ],
 )
-def test_plas_plans_until_a_quantum_is_used_up_or_somebody_starves(
-    now_ns, waiting, running, until_ns
-):
-    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=4, starvation=2.5)
-
-    def states(names, status):
-        return [
-            call_of(policy, 0, 1_000, 100, 25, 90, status)
-            if name == "served" else call_of(policy, 1, 1_000, 0, 0, 0, status)
-            for name in names
-        ]  # fmt: skip
-
-    view = SimpleNamespace(
-        now_ns=now_ns, waiting=states(waiting, Status.WAITING),
-        running=states(running, Status.RUNNING),
-    )  # fmt: skip
-    assert policy.horizon(view) == (FOREVER, until_ns)
+def test_plas_plans_until_a_quantum_is_used_up_or_somebody_starves(now_ns, running, promise):
+    policy = queues(starvation=2.5)
+    states = [coming(policy, 0, 1_000), coming(policy, 1, 1_000, 200, 25)]
+    served(policy, states[:1], 40, running=states)
+    view = SimpleNamespace(now_ns=now_ns, running=[states[i] for i in running])
+    assert policy.promise(view) == promise
 
 
 def test_plas_in_its_last_queue_plans_for_ever():
-    policy = registry.make("plas", first_quantum_s=100e-9, num_queues=2)
-    state = call_of(policy, 0, 0, 0, 0, 150, Status.RUNNING)
-    assert policy.horizon(SimpleNamespace(now_ns=5, waiting=[], running=[state])) == (
-        FOREVER, FOREVER,
-    )  # fmt: skip
+    policy = queues(num_queues=2)
+    state = coming(policy, 0, 0, 150)
+    assert policy.horizon(SimpleNamespace(now_ns=5, running=[state])) == (FOREVER, FOREVER)
+
+
+def test_who_starved_with_plas_is_not_sent_back_by_the_next_step():
+    # One seat, quanta of 200 ns: 0 drops at 200, and 1, 2 and 3 come before it until 800. At 700
+    # it has waited 2.5 times what it had; so it is ahead of 4, and stays there until 1,000.
+    rows = [(0, 9), (100, 2), (300, 9), (550, 2), (790, 1)]
+    work = [laws.arrival(i, came_ns, 4, output) for i, (came_ns, output) in enumerate(rows)]
+    times = {}
+    for skips in (True, False):
+        config = replace(CONFIG, max_num_resident=5, fast_forward=skips)
+        policy = registry.make("plas", first_quantum_s=2e-7, starvation=2.5)
+        columns = laws.run(policy, work, config, cost=COST).requests()
+        times[skips] = dict(zip(columns["id"], columns["finish_ns"], strict=True))
+        assert columns["num_preemptions"].tolist() == [0] * 5
+    assert times[True] == times[False]
+    assert [times[True][i] for i in (1, 3, 4)] == [400, 800, 1_100]
 
 
 def brought(name, work, config, **knobs):
@@ -261,9 +392,9 @@ def test_atlas_brings_the_longest_chain_of_calls_that_waited_for_each_other():
     assert [had for had, _ in brought("plas", work, config)] == [0, 0, 200, 700]
 
 
-def step(start_ns):
-    """Return the plan of a step in which everybody decodes."""
-    return BatchPlan(None, (), (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple)
+def step(start_ns, decodes=None):
+    """Return the plan of a step in which some, or all, decode."""
+    return BatchPlan(decodes, (), (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple)
 
 
 @pytest.mark.parametrize("name", ["plas", "atlas"])
