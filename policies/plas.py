@@ -26,12 +26,12 @@ class ProgramLevelAttainedService(Ranked):
 
     Service is the time of the steps that a request takes part in: who has a seat and is left out
     waits. What an engine did for a request before it died is not counted. The paper states neither
-    quanta nor the ratio, and leaves three things open. What a request had before it was promoted
-    its session keeps, as the paper's sum of all runtimes says; its Algorithm 1 read to the letter
-    would forget it. Who is in the first queue already is left there, with its quantum and what it
-    has waited. And what a session brings is that of when the request came, though other requests
-    of it may be answered meanwhile. It is looked for who starves when a request comes and at the
-    end of steps.
+    quanta nor the ratio. Three more things are ours. What a request had before it was promoted its
+    session keeps, as the paper's sum of all runtimes says; its Algorithm 1 to the letter forgets
+    it. Who starves in the first queue already is left there, with its quantum and what it has
+    waited; there it goes to the back of that queue. And what a session brings is that of when the
+    request came, though others of it may be answered meanwhile; there it is that of now. It is
+    looked for who starves when a request comes and at the end of steps.
 
     The authors swap who is preempted: ``engine.preemption_mode: swap``. With ``recompute``, and a
     `starvation` and quanta that bring requests to the first queue sooner than what they lost is
