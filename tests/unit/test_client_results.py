@@ -145,6 +145,24 @@ def test_file_that_is_no_recording_is_refused_with_request_and_key(data, said, s
         read_recording(saved(data))
 
 
+@pytest.mark.parametrize("section", ["metrics", "scheduler_metrics"])
+def test_report_that_lists_a_sample_of_its_requests_is_refused_with_the_way_out(section, saved):
+    totals = "request_totals" if section == "metrics" else "requests_made"
+    for status, listed in (("successful", 2), ("errored", 0), ("incomplete", 1)):
+        counted = {"successful": 2, "errored": 0, "incomplete": 1, "total": 3}
+        benchmark = GUIDELLM["benchmarks"][0] | {section: {totals: counted}}
+        path = saved({"benchmarks": [benchmark]})
+        assert len(read(path)) == 2
+        counted[status] += 298
+        path = saved({"benchmarks": [benchmark]})
+        if (section, status) == ("scheduler_metrics", "incomplete"):  # they may not have begun
+            assert len(read(path)) == 2
+            continue
+        said = f"lists {listed} of {listed + 298} {status} requests: .* without --sample-requests"
+        with pytest.raises(TraceError, match=said):
+            read_recording(path)
+
+
 def test_results_of_vllm_without_requests_are_told_from_what_is_none_of_them(tmp_path):
     path = tmp_path / "results.json"
     totals = {"request_throughput": 1.0, "total_input_tokens": 9}

@@ -27,6 +27,13 @@ from schedlab.traces.trace import Trace
 _NO_ANSWER = "failed or not finished when it was recorded"
 _WITHOUT_REQUESTS = {"request_throughput", "total_input_tokens"}
 """Keys that vLLM's results have with and without --save-detailed."""
+_MEASURED, _MADE = ("metrics", "request_totals"), ("scheduler_metrics", "requests_made")
+_GUIDELLM_TOTALS = {
+    "successful": (_MEASURED, _MADE),
+    "errored": (_MEASURED, _MADE),
+    "incomplete": (_MEASURED,),  # the other counts those that never began, too
+}
+"""Where GuideLLM's report counts requests: without warm-up and cool-down, and all of them."""
 _LATEST_S = 4e9
 """Seconds since 1970 until 2096; differences then fit 64 bits of nanoseconds."""
 
@@ -134,6 +141,7 @@ def _guidellm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]
         some = _get(requests, status, f"{path}: requests") or []
         if not isinstance(some, list):
             raise TraceError(f"{path}: requests.{status} must be a list")
+        _check_whole(benchmarks[0], status, len(some), path)
         for i, request in enumerate(some):
             at = f"{path}: {status} request {i}"
             if status != "successful":
@@ -147,6 +155,20 @@ def _guidellm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]
                 _get(timings, "first_token_iteration", at),
                 _get(timings, "last_token_iteration", at),
                 at,
+            )
+
+
+def _check_whole(benchmark: dict[str, Any], status: str, num_listed: int, path: Path) -> None:
+    """Raise where a report counts more requests than it lists: then those are a sample."""
+    for section, totals in _GUIDELLM_TOTALS[status]:
+        counted: Any = benchmark
+        for key in (section, totals, status):
+            counted = counted.get(key, {}) if isinstance(counted, dict) else {}
+        if isinstance(counted, int) and counted > num_listed:
+            raise TraceError(
+                f"{path}: lists {num_listed:,} of {counted:,} {status} requests: a sample is no "
+                "recording of a run; run GuideLLM again without --sample-requests (sample_size of "
+                "--metrics since 0.7)"
             )
 
 
