@@ -3,6 +3,11 @@
 Python keeps a module once it is loaded: whoever edits it in a notebook, or has two of one name
 beside two experiments, goes on with the first. Here the source of each is kept as it was loaded,
 and a module that a fresh process would load otherwise is dropped, so that its next import does.
+
+IPython's %autoreload patches a module and its classes where they are, and tells nobody what it has
+executed (nor are they all that a fresh process would have: a new base class is left out). Where it
+was loaded, a module that would be dropped is executed anew in place, as by `importlib.reload`, so
+that the notebook and IPython go on with the one that is imported; and a class stands for its name.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from weakref import WeakSet
 _began = time.time()
 _OURS = __name__.partition(".")[0]
 _PYTHONS = os.path.join(os.path.dirname(os.path.realpath(os.__file__)), "")
+_AUTORELOAD = "IPython.extensions.autoreload"
+_OF_IMPORT = {"__name__", "__loader__", "__package__", "__spec__", "__path__", "__file__"}
 _OF_INSTALLED = ("site-packages", "dist-packages")  # whoever installed it: with --user, or a .pth
 
 
@@ -50,6 +57,8 @@ class _Module(NamedTuple):
 _places = Places()
 _asked: set[str] = set()
 _outdated: WeakSet[type] = WeakSet()
+_held: dict[str, ModuleType] = {}
+"""What notebooks with autoreload hold of modules that were dropped."""
 
 
 def places() -> Places:
@@ -84,7 +93,10 @@ def refresh() -> None:
 
 
 def is_outdated(cls: type) -> bool:
-    """Say whether a class is of a module that was dropped: its name now means another one."""
+    """Say whether a class is of a module that was dropped: its name now means another one.
+
+    With autoreload none is that was only edited.
+    """
     _ask(cls.__module__)
     return cls in _outdated
 
@@ -114,17 +126,23 @@ def _ask(name: str) -> None:
 def _refresh(names: Iterable[str]) -> None:
     importlib.invalidate_caches()
     known = _reached(names)
-    dropped = {name for name, one in known.items() if name in sys.modules and one != _fresh(name)}
-    if not dropped:
-        return
-    uses = {name: _uses(name, one) for name, one in known.items()}
+    fresh = {name: _fresh(name) for name in known.keys() & sys.modules.keys()}
+    dropped = {name for name, one in fresh.items() if one != known[name]}
+    uses = {name: _uses(name, one) for name, one in known.items()} if dropped else {}
     while more := {name for name in uses.keys() - dropped if not dropped.isdisjoint(uses[name])}:
         dropped |= more
     for name in dropped & sys.modules.keys():
         module = sys.modules.pop(name)
+        now = fresh[name]
+        if _AUTORELOAD in sys.modules and now is not None and now.file == known[name].file:
+            _held[name] = module
+            continue
         _outdated.update(
             one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name
         )
+    for name in _held.keys() - sys.modules.keys():
+        with suppress(Exception, SystemExit):  # whoever asks for it is told
+            importlib.import_module(name)
 
 
 def _reached(names: Iterable[str]) -> dict[str, _Module]:
@@ -215,6 +233,24 @@ class _Loader(SourceFileLoader):
     """Loads a module from its source, and keeps that."""
 
     source: bytes | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        held = _held.get(spec.name)
+        same = held is not None and getattr(held, "__file__", None) == self.path
+        return held if same else super().create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if _held.get(module.__name__) is not module:
+            super().exec_module(module)
+            return
+        before = dict(vars(module))
+        for name in before.keys() - _OF_IMPORT:
+            delattr(module, name)  # what the edit took away is gone
+        try:
+            super().exec_module(module)
+        except BaseException:
+            vars(module).update(before)
+            raise
 
     def get_code(self, fullname: str) -> CodeType | None:
         self.source = self.get_data(self.path)

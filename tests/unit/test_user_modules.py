@@ -43,6 +43,7 @@ def nothing_loaded(monkeypatch, tmp_path):
     for name in ("polu", "helpu", "packu", "packu.inner", "lazyu"):
         sys.modules.pop(name, None)
         user_modules._asked.discard(name)
+        user_modules._held.pop(name, None)
 
 
 def write(folder, sign="+", helper="SIGN = 1\n"):
@@ -135,6 +136,104 @@ def test_class_edited_before_anything_was_asked_of_it_is_refused(tmp_path, monke
     write(tmp_path / "a", "-")
     with pytest.raises(SpecError, match="import it again, or name it 'polu:P'"):
         sl.spec(spec, policy=held)
+
+
+@pytest.fixture
+def autoreload(monkeypatch):
+    """Let IPython's extension be loaded, which itself does nothing here."""
+    monkeypatch.setitem(sys.modules, user_modules._AUTORELOAD, object())
+
+
+@pytest.mark.parametrize("edits", ["policy", "helper"])
+def test_class_of_an_edited_module_is_the_newest_of_its_name_with_autoreload(
+    edits, tmp_path, monkeypatch, both, autoreload
+):
+    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+    spec = write(tmp_path / "a")
+    find_own_modules(tmp_path / "a")
+    module = importlib.import_module("polu")
+    held = module.P
+    assert ttft(sl.run(spec, policy=held)) == both[0]
+    write(tmp_path / "a", *(["-"] if edits == "policy" else ["+", "SIGN = -1\n"]))
+    assert ttft(sl.run(spec, policy=held)) == both[1]
+    assert sys.modules["polu"] is module
+    assert ttft(sl.sweep(spec, policy=module.P, folder="kept")) == both[1]
+    write(tmp_path / "a")
+    assert ttft(sl.sweep(spec, policy=held, folder="kept")) == both[0]
+
+
+def test_module_that_autoreload_keeps_is_executed_anew_where_it_is(tmp_path, autoreload):
+    spec = write(tmp_path / "a")
+    sl.spec(spec)
+    policy, helper = import_own("polu"), sys.modules["helpu"]
+    old = policy.P
+    write(tmp_path / "a", "-", "OTHER = 1\n")
+    find_own_modules()
+    assert "SIGN" not in vars(helper)
+    assert helper.OTHER == 1
+    assert sys.modules["helpu"] is helper
+    with pytest.raises(SpecError, match="cannot import name 'SIGN'"):
+        sl.run(spec)
+    assert policy.P is old  # as it was, and found by nobody
+    assert "polu" not in sys.modules
+    write(tmp_path / "a", "-", "SIGN = 2\n")
+    find_own_modules()
+    assert sys.modules["polu"] is policy
+    assert policy.P is not old
+    assert (policy.SIGN, helper.SIGN) == (2, 2)
+
+
+def test_package_that_autoreload_keeps_is_executed_anew_where_it_is(tmp_path, autoreload):
+    package = tmp_path / "packu"
+    package.mkdir()
+    (package / "__init__.py").write_text("N = 1\n")
+    (package / "inner.py").write_text("from . import N\n")
+    inner, outer = import_own("packu.inner"), sys.modules["packu"]
+    (package / "__init__.py").write_text("N = 2\n")
+    find_own_modules()
+    assert (sys.modules["packu"], sys.modules["packu.inner"]) == (outer, inner)
+    assert (outer.N, inner.N, outer.inner) == (2, 2, inner)
+
+
+def test_class_from_another_folder_is_refused_with_autoreload(tmp_path, monkeypatch, autoreload):
+    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+    write(tmp_path / "a")
+    held = importlib.import_module("polu").P
+    with pytest.raises(SpecError, match="or from another folder"):
+        sl.spec(write(tmp_path / "b", "-"), policy=held)
+
+
+@pytest.mark.slow
+def test_ipython_with_autoreload_and_we_keep_one_module(tmp_path, both):
+    pytest.importorskip("IPython")
+    spec = write(tmp_path / "a")
+    cells = (
+        "%load_ext autoreload\n%autoreload 2",
+        "import os, sys, schedlab as sl, polu\nfrom polu import P\n"
+        "ttft = lambda cls: sl.run('spec.yaml', policy=cls).rows[0].mean('mean_ttft_ms')\n"
+        "def edit(source):\n"
+        "    open('polu.py', 'w').write(source)\n"
+        "    edit.at = getattr(edit, 'at', 2_000_000_000) + 5\n"
+        "    os.utime('polu.py', (edit.at, edit.at))\n"
+        "seen = [ttft(P)]",
+        f"edit({POLICY.format('-')!r})",
+        "seen += [ttft(P), ttft(polu.P), sys.modules['polu'] is polu]",
+        f"edit({POLICY.format('+')!r})",
+        "seen += [ttft(polu.P), ttft(P), sys.modules['polu'] is polu]",
+    )
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        f"for cell in {cells!r}:\n"
+        "    shell.run_cell(cell).raise_error()\n"
+        "print(shell.user_ns['seen'])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=True, cwd=spec.parent,
+    )  # fmt: skip
+    up, down = both
+    assert told.stdout.splitlines()[-1] == str([up, down, down, True, up, up, True])
 
 
 def test_module_that_nobody_edited_stays_the_same_one(tmp_path):
