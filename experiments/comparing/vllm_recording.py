@@ -85,7 +85,8 @@ def read_recording(path: Path) -> Timeline:
         What vLLM's, GuideLLM's or inference-perf's client saved of its requests (its name ends in
         .json), which are then queued when they were sent; or one object a line: request_id
         (``<anything>-<row of the workload>``), input_toks, output_toks, queued_ts, first_token_ts,
-        last_token_ts (seconds, one clock), and scheduled_ts in all lines or none.
+        last_token_ts (seconds, one clock), and scheduled_ts in all lines or none. Of a client's
+        requests those that failed and those without tokens are left out.
 
     Returns
     -------
@@ -98,7 +99,10 @@ def read_recording(path: Path) -> Timeline:
         If it cannot be read, or a line lacks a field or has an impossible one.
     """
     if is_client_results(path):
-        results, _ = read_client_results(path)
+        told, _ = read_client_results(path, keep_empty=True)
+        results = [one for one in told if one.prompt_tokens and one.output_tokens]
+        if not results:
+            raise SpecError(f"{path}: no request has tokens")
         sent, prompts, outputs, firsts, lasts = map(np.array, zip(*results, strict=True))
         return Timeline(prompts, outputs, sent, firsts, lasts)
     lines = read_text(path).splitlines()

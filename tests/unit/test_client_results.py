@@ -8,7 +8,7 @@ import pytest
 from schedlab.experiments.comparing.validate import validate
 from schedlab.experiments.comparing.vllm_recording import read_recording
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.sim.errors import TraceError
+from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import detect_format, read
 from schedlab.traces.readers.client_results import read_client_results
 
@@ -128,7 +128,7 @@ def test_prediction_is_held_against_what_a_client_saved(saved):
         (VLLM | {"itls": None}, "itls must be a list, one entry a request"),
         (VLLM | {"ttfts": [0.5, "x", 0]}, "request 1: ttfts must be a time in seconds, got 'x'"),
         (VLLM | {"ttfts": [0.5, -1.0, 0]}, "request 1: sent, first token and last token must not"),
-        (VLLM | {"output_lens": [3, 0, 0]}, "request 1: output tokens must be a whole number abo"),
+        (VLLM | {"output_lens": [3, -1, 0]}, "request 1: output tokens must be a whole number ab"),
         (VLLM | {"errors": ["no"] * 3}, "no request was answered"),
         ({"benchmarks": GUIDELLM["benchmarks"] * 2}, "2 benchmarks; a recording is of one"),
         ({"benchmarks": [{}]}, r"benchmarks\[0\]: no requests"),
@@ -137,12 +137,46 @@ def test_prediction_is_held_against_what_a_client_saved(saved):
             [inference_perf_request(1.0, 5, 5, [2.0], False) | {"info": {"input_tokens": 5}}],
             "request 0: no output_token_times",
         ),
+        (
+            [
+                inference_perf_request(1.0, 5, 5, [2.0], False)
+                | {"info": {"input_tokens": 5, "output_tokens": 5, "output_token_times": []}}
+            ],
+            "request 0: no times of its tokens: only streamed answers have them",
+        ),
         ([INFERENCE_PERF[0] | {"info": 3}], "request 0: no output_token_times"),
     ],
 )
 def test_file_that_is_no_recording_is_refused_with_request_and_key(data, said, saved):
     with pytest.raises(TraceError, match=said):
         read_recording(saved(data))
+
+
+@pytest.mark.parametrize("count", [0, None])
+@pytest.mark.parametrize("key", ["prompt", "output"])
+@pytest.mark.parametrize("client", ALL)
+def test_requests_without_tokens_are_left_out_and_counted_if_asked(client, key, count, saved):
+    data = json.loads(json.dumps(ALL[client]))
+    if client == "vllm":
+        data[f"{dict(prompt='in', output='out')[key]}put_lens"][1] = count
+    elif client == "guidellm":
+        request = data["benchmarks"][0]["requests"]["successful"][1]
+        request[f"{key}_tokens"] = count
+        request["info"]["timings"] |= dict.fromkeys(
+            ("first_token_iteration", "last_token_iteration")
+        )
+    else:
+        info = data[1]["info"]
+        info[f"{dict(prompt='in', output='out')[key]}put_tokens"] = count
+        info["output_token_times"] = []
+    path = saved(data)
+    trace = read(path, drop_empty=True)
+    assert trace.prompt_tokens.tolist() == [20]
+    assert trace.arrival_ns.tolist() == [0]
+    assert trace.report.rows_dropped["no prompt or no output tokens"] == 1
+    assert read_recording(path).prompt_tokens.tolist() == [20]
+    with pytest.raises(TraceError, match=f"request 1: {key} tokens .*trace convert --drop-empty"):
+        read(path)
 
 
 @pytest.mark.parametrize("section", ["metrics", "scheduler_metrics"])
@@ -161,6 +195,11 @@ def test_report_that_lists_a_sample_of_its_requests_is_refused_with_the_way_out(
         said = f"lists {listed} of {listed + 298} {status} requests: .* without --sample-requests"
         with pytest.raises(TraceError, match=said):
             read_recording(path)
+
+
+def test_recording_whose_requests_have_no_tokens_is_refused(saved):
+    with pytest.raises(SpecError, match=r"result\.json: no request has tokens"):
+        read_recording(saved(VLLM | {"output_lens": [0, 0, 0]}))
 
 
 def test_results_of_vllm_without_requests_are_told_from_what_is_none_of_them(tmp_path):

@@ -21,7 +21,7 @@ from schedlab.sim.sums import in_order
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import JSON_ERRORS, Peek, Records, open_text, readable
-from schedlab.traces.readers.trace_builder import MOST_TOKENS, TraceBuilder
+from schedlab.traces.readers.trace_builder import EMPTY_HINT, MOST_TOKENS, TraceBuilder
 from schedlab.traces.trace import Trace
 
 _NO_ANSWER = "failed or not finished when it was recorded"
@@ -49,18 +49,32 @@ class ClientResult(NamedTuple):
     last_token_s: float
 
 
+class _Told(NamedTuple):
+    """The same as a file has it, whatever that is."""
+
+    at: str
+    sent: object
+    prompt: object
+    output: object
+    first: object
+    last: object
+
+
 def is_client_results(path: Path) -> bool:
     """Whether a file is one of these and not JSON Lines: by its name."""
     return path.suffix == ".json"
 
 
-def read_client_results(path: Path) -> tuple[list[ClientResult], int]:
+def read_client_results(path: Path, *, keep_empty: bool = False) -> tuple[list[ClientResult], int]:
     """Read the requests of one run of a load generator.
 
     Parameters
     ----------
     path : Path
         A file of any of the formats above.
+    keep_empty : bool
+        Return requests without tokens, of prompt or answer, with 0 of them; by default they are
+        an error. What the file does not know (null) is 0, too.
 
     Returns
     -------
@@ -98,13 +112,13 @@ def read_client_results(path: Path) -> tuple[list[ClientResult], int]:
             "(vllm bench serve --save-result --save-detailed), GuideLLM's have benchmarks, "
             "inference-perf's are a list (report.request_lifecycle.per_request: true)"
         )
-    answered = [row for row in rows if row is not None]
+    answered = [_result(row, keep_empty) for row in rows if row is not None]
     if not answered:
         raise TraceError(f"{path}: no request was answered")
     return sorted(answered, key=lambda row: row.sent_s), len(rows) - len(answered)
 
 
-def _vllm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]:
+def _vllm(data: dict[str, Any], path: Path) -> Iterator[_Told | None]:
     names = ("start_times", "input_lens", "output_lens", "ttfts", "itls")
     columns = {}
     for name in (*names, "errors"):
@@ -126,10 +140,10 @@ def _vllm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]:
             raise TraceError(f"{at}: itls must be a list of seconds, got {itl!r:.40}")
         first_s = _seconds(sent, "start_times", at) + _seconds(ttft, "ttfts", at)
         last_s = first_s + in_order(_seconds(gap, "itls", at) for gap in itl)
-        yield _result(sent, prompt, output, first_s, last_s, at)
+        yield _Told(at, sent, prompt, output, first_s, last_s)
 
 
-def _guidellm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]:
+def _guidellm(data: dict[str, Any], path: Path) -> Iterator[_Told | None]:
     benchmarks = data["benchmarks"]
     if not isinstance(benchmarks, list) or len(benchmarks) != 1:
         told = len(benchmarks) if isinstance(benchmarks, list) else "no list of"
@@ -148,13 +162,13 @@ def _guidellm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]
                 yield None
                 continue
             timings = _get(_get(request, "info", at), "timings", at)
-            yield _result(
+            yield _Told(
+                at,
                 _get(timings, "request_start", at),
                 _get(request, "prompt_tokens", at),
                 _get(request, "output_tokens", at),
                 _get(timings, "first_token_iteration", at),
                 _get(timings, "last_token_iteration", at),
-                at,
             )
 
 
@@ -172,7 +186,7 @@ def _check_whole(benchmark: dict[str, Any], status: str, num_listed: int, path: 
             )
 
 
-def _inference_perf(data: list[Any], path: Path) -> Iterator[ClientResult | None]:
+def _inference_perf(data: list[Any], path: Path) -> Iterator[_Told | None]:
     for i, request in enumerate(data):
         at = f"{path}: request {i}"
         if _get(request, "error", at):
@@ -181,15 +195,15 @@ def _inference_perf(data: list[Any], path: Path) -> Iterator[ClientResult | None
         info = _get(request, "info", at)
         response = info.get("response_metrics") or info if isinstance(info, dict) else info
         times = _get(response, "output_token_times", at)
-        if not isinstance(times, list) or not times:
-            raise TraceError(f"{at}: no output_token_times: only streamed answers have them")
-        yield _result(
+        if not isinstance(times, list):
+            raise TraceError(f"{at}: output_token_times must be a list of seconds")
+        yield _Told(
+            at,
             _get(request, "start_time", at),
             _get(info, "input_tokens", at),
             _get(response, "output_tokens", at),
-            times[0],
-            times[-1],
-            at,
+            times[0] if times else None,
+            times[-1] if times else None,
         )
 
 
@@ -199,20 +213,30 @@ def _get(data: Any, key: str, at: str) -> Any:  # noqa: ANN401 - JSON
     return data[key]
 
 
-def _result(
-    sent: object, prompt: object, output: object, first: object, last: object, at: str
-) -> ClientResult:
-    for name, count in (("prompt", prompt), ("output", output)):
-        if type(count) is not int or not 0 < count < MOST_TOKENS:
-            raise TraceError(f"{at}: {name} tokens must be a whole number above 0, got {count!r}")
-    sent_s = _seconds(sent, "start", at)
-    first_s = _seconds(first, "first token", at)
-    last_s = _seconds(last, "last token", at)
+def _result(told: _Told, keep_empty: bool) -> ClientResult:
+    at = told.at
+    sent_s = _seconds(told.sent, "start", at)
+    prompt = _tokens(told.prompt, "prompt", at, keep_empty)
+    output = _tokens(told.output, "output", at, keep_empty)
+    if not prompt or not output:
+        return ClientResult(sent_s, prompt, output, sent_s, sent_s)
+    if told.first is None or told.last is None:
+        raise TraceError(f"{at}: no times of its tokens: only streamed answers have them")
+    first_s = _seconds(told.first, "first token", at)
+    last_s = _seconds(told.last, "last token", at)
     if not sent_s <= first_s <= last_s:
         raise TraceError(f"{at}: sent, first token and last token must not run backwards")
-    assert isinstance(prompt, int)
-    assert isinstance(output, int)
     return ClientResult(sent_s, prompt, output, first_s, last_s)
+
+
+def _tokens(value: object, name: str, at: str, keep_empty: bool) -> int:
+    if type(value) is int and 0 < value < MOST_TOKENS:
+        return value
+    is_empty = value is None or (type(value) is int and value == 0)
+    if is_empty and keep_empty:
+        return 0
+    hint = f" {EMPTY_HINT}" if is_empty else ""
+    raise TraceError(f"{at}: {name} tokens must be a whole number above 0, got {value!r:.40}{hint}")
 
 
 def _seconds(value: object, what: str, at: str) -> float:
@@ -238,7 +262,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         tokens="counted by the client or the server",
     )
     builder = TraceBuilder(report, rebase=True, empty_reason=options.empty_reason)
-    results, num_failed = read_client_results(path)
+    results, num_failed = read_client_results(path, keep_empty=options.drop_empty)
     if num_failed:
         builder.drop(_NO_ANSWER, num_failed)
     for begin in range(0, len(results), options.chunk_rows):

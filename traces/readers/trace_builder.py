@@ -19,6 +19,11 @@ from schedlab.traces.turns import Turns
 MOST_TOKENS = 2**31
 """No request has so many tokens of a prompt or an answer."""
 
+EMPTY_HINT = (
+    "(drop_empty leaves such rows out; for an experiment, schedlab trace convert --drop-empty does)"
+)
+"""What to do about rows without tokens."""
+
 Column = npt.NDArray[Any] | PrefixHashes | Turns
 
 
@@ -121,7 +126,7 @@ class TraceBuilder:
         lowest = 0 if self._empty_reason else 1
         if tokens.min() < lowest:
             row = int(np.argmax(tokens < lowest))
-            hint = " (drop_empty leaves such rows out)" if tokens[row] == 0 else ""
+            hint = f" {EMPTY_HINT}" if tokens[row] == 0 else ""
             raise TraceError(f"{records.at(row)}: {tokens[row]} {name}, expected >= 1{hint}")
         if tokens.max() >= MOST_TOKENS:
             row = int(np.argmax(tokens >= MOST_TOKENS))
