@@ -97,6 +97,30 @@ def test_results_without_single_requests_say_which_option_saves_them(name, saved
         read(path)
 
 
+def test_counts_of_inference_perf_are_read_where_they_were_and_where_they_will_be(saved):
+    told = json.loads(json.dumps(INFERENCE_PERF))
+    for count, request in zip((20, 30), told, strict=False):
+        request["info"]["request_metrics"] = {"text": {"input_tokens": count}}
+        request["info"]["input_tokens"] = 7
+    assert read_recording(saved(told)).prompt_tokens.tolist() == [30, 20]
+    for request in told[:2]:
+        del request["info"]["input_tokens"]
+    assert read_recording(saved(told)).prompt_tokens.tolist() == [30, 20]
+    del told[0]["info"]["request_metrics"]["text"]["input_tokens"]
+    with pytest.raises(TraceError, match="request 0: no input_tokens"):
+        read_recording(saved(told))
+
+
+def test_several_results_in_one_file_are_told_from_what_is_no_json(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(f"{json.dumps(VLLM)}\n{json.dumps(VLLM)}")
+    with pytest.raises(TraceError, match=r"several results in one file, as .* --append-result"):
+        read(path)
+    path.write_text(json.dumps(VLLM)[:-1])
+    with pytest.raises(TraceError, match=r"result\.json: not JSON \(Expecting [^)]*\)+$"):
+        read(path, "client_results")
+
+
 @pytest.mark.parametrize("client", ALL)
 def test_results_of_a_client_are_a_workload_without_what_failed(client, saved):
     trace = read(saved(ALL[client], "pretty.json"), "client_results")
@@ -132,10 +156,24 @@ def test_prediction_is_held_against_what_a_client_saved(saved):
         (VLLM | {"errors": ["no"] * 3}, "no request was answered"),
         ({"benchmarks": GUIDELLM["benchmarks"] * 2}, "2 benchmarks; a recording is of one"),
         ({"benchmarks": [{}]}, r"benchmarks\[0\]: no requests"),
+        (
+            {
+                "benchmarks": [
+                    {
+                        "requests": {
+                            "successful": [{"prompt_tokens": 5, "first_token_time": 1.0}],
+                            "errored": [],
+                            "incomplete": [],
+                        }
+                    }
+                ]
+            },
+            "successful request 0: no info: GuideLLM before 0.4 wrote this, which is not read",
+        ),
         ([{"start_time": 1.0, "error": None}], "request 0: no info"),
         (
             [inference_perf_request(1.0, 5, 5, [2.0], False) | {"info": {"input_tokens": 5}}],
-            "request 0: no output_token_times",
+            "request 0: no output_token_times: only streamed answers have them",
         ),
         (
             [

@@ -1,10 +1,10 @@
 """What load generators write of single requests: when each was sent, and when its tokens came.
 
 Sources of the formats: vLLM 0.32, `vllm bench serve --save-result --save-detailed`
-(vllm/benchmarks/serve.py); GuideLLM 0.8.1 (schemas/base/request_stats.py and info.py), its JSON
-report; inference-perf (kubernetes-sigs, inference_perf/apis/base.py and reportgen/base.py), its
-``per_request_lifecycle_metrics.json``, with token counts and times inside `response_metrics` or,
-before that, beside them.
+(vllm/benchmarks/serve.py); GuideLLM 0.4 to 0.8.1 (schemas/base/request_stats.py and info.py), its
+JSON report; inference-perf (kubernetes-sigs, inference_perf/apis/base.py and reportgen/base.py),
+its ``per_request_lifecycle_metrics.json``, with token counts and times inside `request_metrics`
+and `response_metrics` or, before those, beside them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from schedlab.traces.trace import Trace
 _NO_ANSWER = "failed or not finished when it was recorded"
 _WITHOUT_REQUESTS = {"request_throughput", "total_input_tokens"}
 """Keys that vLLM's results have with and without --save-detailed."""
+_BEFORE_0_4 = "first_token_time"
+"""A key of GuideLLM's requests that they had until then."""
 _MEASURED, _MADE = ("metrics", "request_totals"), ("scheduler_metrics", "requests_made")
 _GUIDELLM_TOTALS = {
     "successful": (_MEASURED, _MADE),
@@ -94,7 +96,10 @@ def read_client_results(path: Path, *, keep_empty: bool = False) -> tuple[list[C
     try:
         data = json.loads(content)
     except JSON_ERRORS as error:
-        raise TraceError(f"{path}: not JSON ({error!s:.200})") from None
+        several = ""
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            several = ": several results in one file, as vllm bench serve --append-result writes?"
+        raise TraceError(f"{path}: not JSON ({error!s:.200}){several}") from None
     if isinstance(data, list):
         rows = list(_inference_perf(data, path))
     elif isinstance(data, dict) and "benchmarks" in data:
@@ -161,6 +166,10 @@ def _guidellm(data: dict[str, Any], path: Path) -> Iterator[_Told | None]:
             if status != "successful":
                 yield None
                 continue
+            if isinstance(request, dict) and "info" not in request and _BEFORE_0_4 in request:
+                raise TraceError(
+                    f"{at}: no info: GuideLLM before 0.4 wrote this, which is not read"
+                )
             timings = _get(_get(request, "info", at), "timings", at)
             yield _Told(
                 at,
@@ -194,13 +203,14 @@ def _inference_perf(data: list[Any], path: Path) -> Iterator[_Told | None]:
             continue
         info = _get(request, "info", at)
         response = info.get("response_metrics") or info if isinstance(info, dict) else info
-        times = _get(response, "output_token_times", at)
+        times = response.get("output_token_times") if isinstance(response, dict) else None
         if not isinstance(times, list):
-            raise TraceError(f"{at}: output_token_times must be a list of seconds")
+            raise TraceError(f"{at}: no output_token_times: only streamed answers have them")
+        asked = info.get("request_metrics", {"text": info})  # at the top in older ones
         yield _Told(
             at,
             _get(request, "start_time", at),
-            _get(info, "input_tokens", at),
+            _get(_get(asked, "text", at), "input_tokens", at),
             _get(response, "output_tokens", at),
             times[0] if times else None,
             times[-1] if times else None,
