@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from schedlab.experiments.commands.cli import COMMANDS, drop_output, overview
+from schedlab.experiments.commands.cli import COMMANDS, drop_output, drop_what_has_no_room, overview
 from schedlab.experiments.commands.exit_codes import INTERRUPTED, USER_ERROR
 from schedlab.experiments.commands.experiment import with_experiment
 from schedlab.sim.errors import SchedlabError
@@ -124,6 +124,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from None
         except OSError as error:
             _complain(f"error: {SchedlabError(error)}")  # which cuts a name that is too long
+            drop_what_has_no_room()
             raise typer.Exit(USER_ERROR) from None
         except ModuleNotFoundError as error:
             name = (error.name or "").partition(".")[0]

@@ -6,11 +6,12 @@ is written here, and `app`, with the library that parses command lines, imported
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 
-from schedlab.experiments.commands.exit_codes import INTERRUPTED
+from schedlab.experiments.commands.exit_codes import INTERRUPTED, USER_ERROR
 
 COMMANDS = {
     "run": ("run", "Run an experiment: all points of its sweep."),
@@ -141,12 +142,17 @@ def main() -> None:
     """Run the command line."""
     # Being terminated cleans up half-written results just as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _buffer_output()
     if sys.argv[1:] in (["--help"], ["-h"]):
         try:
             print(overview(), end="", flush=True)
         except BrokenPipeError:
             drop_output()
             sys.exit(1)
+        except OSError as error:
+            print(f"error: {error}", file=sys.stderr)
+            drop_what_has_no_room()
+            sys.exit(USER_ERROR)
         return
     try:
         from schedlab.experiments.commands.app import app
@@ -158,6 +164,29 @@ def main() -> None:
 def drop_output() -> None:
     """Let Python flush into nothing at its exit: who read our output is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def drop_what_has_no_room() -> None:
+    """Let Python not try again at its exit to write what a full disk did not take."""
+    try:
+        if sys.stdout is not None:  # None: closed by the caller
+            sys.stdout.flush()
+    except OSError:
+        drop_output()
+
+
+def _buffer_output() -> None:
+    """Give Python's stdout a buffer where it has none (PYTHONUNBUFFERED), flushed after each line.
+
+    What the system takes only a part of, Python writes on only from a buffer: without one, output
+    ends where a disk is full, and nobody is told.
+    """
+    own = sys.__stdout__
+    if own is None or sys.stdout is not own or not isinstance(own.buffer, io.RawIOBase):
+        return
+    sys.stdout = open(  # noqa: SIM115 - for as long as this process lives
+        own.fileno(), "w", buffering=1, encoding=own.encoding, errors=own.errors, closefd=False
+    )
 
 
 def _terminal_columns() -> int:

@@ -379,6 +379,22 @@ def test_help_tells_no_types_of_python(command):
         assert not re.search(r"<(list|int|str|float|path)", told), told
 
 
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize("command", ["schema", "version", "--help"])
+def test_output_that_a_full_disk_does_not_take_ends_in_one_line(tmp_path, unbuffered, command):
+    resource = pytest.importorskip("resource")
+    limit = 4096 if command == "schema" else 4
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "schedlab", command],
+            stdout=out, stderr=subprocess.PIPE, text=True, check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, f"error: [Errno {errno.EFBIG}] File too large\n")
+    assert (tmp_path / "out").stat().st_size == limit
+
+
 def test_models_and_gpus_list_every_name():
     models, gpus = schedlab("models").stdout, schedlab("gpus").stdout
     assert all(name in models for name in model_names())
