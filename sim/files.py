@@ -171,12 +171,15 @@ def open_regular(path: Path) -> BufferedReader:
         raise SpecError(f"{str(path)!r} is no name of a file: {error}") from None
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise SpecError(f"{path}: cannot be read: it is not a file but {_kind(path)}")
+        raise SpecError(irregular(path) or f"{path}: cannot be read: it is not a file but a folder")
     return os.fdopen(number, "rb")
 
 
-def _kind(path: Path) -> str:
-    return "a folder" if path.is_dir() else "a pipe, a socket or a device"
+def irregular(path: Path) -> str | None:
+    """Say of a pipe, a socket or a device that it cannot be read; None of all else, and nothing."""
+    if not path.exists() or path.is_file() or path.is_dir():
+        return None
+    return f"{path}: cannot be read: it is not a file but a pipe, a socket or a device"
 
 
 def read_text(path: Path) -> str:

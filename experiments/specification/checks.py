@@ -24,6 +24,7 @@ from schedlab.experiments.specification.sessions import DurationsSpec, SessionsS
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.experiments.specification.workload import Workload
 from schedlab.sim.errors import SpecError, TraceError, nearest
+from schedlab.sim.files import irregular
 from schedlab.sim.yaml_lines import KeyPath
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
@@ -282,6 +283,8 @@ def _check_frontend(spec: ExperimentSpec, fail: Fail) -> None:
     chosen = spec.frontend
     if chosen is None:
         return
+    if chosen.file is not None and (told := irregular(Path(chosen.file))):
+        fail(("frontend",), told)
     if chosen.file is not None and not Path(chosen.file).is_file():
         hint = nearest(Path(chosen.file).name, shipped_frontends())
         fail(("frontend",), f"no such file: {chosen.file}; {hint}")
@@ -477,6 +480,8 @@ def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
     path = Path(trace)
     if path.is_dir():
         fail(("workload", "trace"), f"{path} is a folder, and a trace is a file")
+    if told := irregular(path):
+        fail(("workload", "trace"), told)
     if not path.is_file():
         source = next((s for stem, s in _PUBLIC_TRACES.items() if path.name.startswith(stem)), "")
         if unset := re.search(r"\$\{?([A-Za-z_]\w*)", trace):

@@ -13,6 +13,7 @@ from schedlab.experiments.specification.cost_model import key_of
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.experiments.specification.swept import swept_keys
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import irregular
 from schedlab.sim.yaml_lines import Value
 
 Change = Callable[[str, str], str | None]
@@ -117,7 +118,8 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
                 path = shipped_frontends().get(value, path)
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 path.stat()  # whatever is missing is told by who needs it; a name may be too long
-            return str(path.resolve())
+            # What a pipe resolves to (/proc/7/fd/pipe:[1]) is no name of anything.
+            return str(path.absolute() if irregular(path) else path.resolve())
         except (OSError, RuntimeError, ValueError) as error:
             raise SpecError(f"{key}: {value!r} is no path: {error}") from None
 

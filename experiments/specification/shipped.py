@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from schedlab.sim.errors import SpecError, look_alike
+from schedlab.sim.files import irregular
 
 _EARLIER_NAMES = {"azure-conv": "azure-replay"}
 """What experiments were called before; azure-conv is a preset, which draws and replays nothing."""
@@ -102,6 +103,8 @@ def experiment_file(named: str | Path) -> Path:
         inside = path / "spec.yaml"
         hint = f"; that of these results is {inside}" if inside.is_file() else ""
         raise SpecError(f"{path} is a folder, and an experiment is a file{hint}")
+    if told := irregular(path):
+        raise SpecError(told)
     beside = {other.stem: other.name for other in path.parent.glob("*.y*ml")}
     if path.suffix and (stem := look_alike(path.stem, beside)):
         raise SpecError(f"{path}: no such file; did you mean {path.with_name(beside[stem])}?")

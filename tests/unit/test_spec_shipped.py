@@ -1,5 +1,6 @@
 """Experiments and profiles that come with the program go by name, from any folder."""
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -30,6 +31,28 @@ def test_shipped_experiments_have_one_name_each():
     files = [*ROOT.glob("experiments/*.yaml"), *ROOT.glob("experiments/papers/*/*.yaml")]
     assert [n for n, times in Counter(f.stem for f in files).items() if times > 1] == []
     assert set(shipped_experiments().values()) == set(files)
+
+
+def test_pipe_and_device_are_called_what_they_are_wherever_a_file_is_named(tmp_path):
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    reads, writes = os.pipe()
+    found = [pipe, Path("/dev/null"), Path(f"/dev/fd/{reads}")]
+    for path in filter(Path.exists, found):
+        told = f"{path}: cannot be read: it is not a file but a pipe, a socket or a device"
+        with pytest.raises(SpecError, match=f"^{told}$"):
+            experiment_file(path)
+        for key, data in (
+            ("workload.trace", {"workload": {"trace": str(path)}}),
+            (
+                "frontend",
+                {"workload": {"trace": "fixed", "num_requests": 1}, "frontend": str(path)},
+            ),
+        ):
+            with pytest.raises(SpecError, match=f"{key}: {told}"):
+                make_spec({"name": "x", **data})
+    os.close(reads)
+    os.close(writes)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_experiments()))

@@ -2,6 +2,7 @@ import gzip
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -204,8 +205,15 @@ def test_link_to_nothing_and_pipe_are_called_what_they_are(tmp_path):
     with pytest.raises(TraceError, match=r"t\.csv is a link to .*gone\.csv, where no file is"):
         read(tmp_path / "t.csv")
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(TraceError, match=r"pipe\.csv is no regular file"):
-        read(tmp_path / "pipe.csv")
+    for path in (tmp_path / "pipe.csv", Path("/dev/null")):
+        with pytest.raises(TraceError, match=f"{path}: cannot be read: it is not a file but a pi"):
+            read(path)
+    reads, writes = os.pipe()
+    with open(reads, "rb"), open(writes, "wb"):
+        path = Path(f"/dev/fd/{reads}")
+        if path.exists():
+            with pytest.raises(TraceError, match=f"{path}: cannot be read: it is not a file but a"):
+                read(path)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
 from schedlab.sim.errors import TraceError, look_alike, nearest
+from schedlab.sim.files import irregular
 from schedlab.traces.published import PUBLISHED
 from schedlab.traces.row_error import RowError
 
@@ -70,10 +71,10 @@ def existing(path: str | Path) -> Path:
         return PUBLISHED[str(path)].fetched()
     if path.is_dir():
         raise TraceError(f"{path} is a folder, not a trace file")
+    if told := irregular(path):
+        raise TraceError(told)
     if path.is_symlink():
         raise TraceError(f"{path} is a link to {path.readlink()}, where no file is")
-    if path.exists():
-        raise TraceError(f"{path} is no regular file")
     message = f"no such trace file: {path}"
     there = (p.name for p in path.parent.iterdir()) if path.parent.is_dir() else ()
     if near := look_alike(path.name, [*there, *PUBLISHED]):
