@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedlab.experiments.sweeps.jobs import Done, Job, run_job, run_point
+from schedlab.sim.errors import SchedlabError
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -85,6 +86,11 @@ class Processes:
     num_workers : int
         How many.
 
+    Raises
+    ------
+    SchedlabError
+        In a worker of `multiprocessing.Pool`, which may have no processes of its own.
+
     Notes
     -----
     A process that dies (killed for its memory, say) costs the job it had and no other. Processes
@@ -92,6 +98,11 @@ class Processes:
     """
 
     def __init__(self, num_workers: int) -> None:
+        if multiprocessing.current_process().daemon:
+            raise SchedlabError(
+                f"{multiprocessing.current_process().name} is a worker itself (of "
+                "multiprocessing.Pool?), which may start no processes: give jobs=1 there"
+            )
         self.num_workers = num_workers
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, Job]] = {}

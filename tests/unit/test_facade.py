@@ -1,6 +1,7 @@
 """`import schedlab as sl`: what a notebook needs, in a line each."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,13 @@ def test_spec_overrides_merge_into_sections_and_take_dotted_keys():
 def test_jobs_that_are_no_number_of_processes_are_refused(jobs):
     with pytest.raises(SpecError, match="jobs must be a whole number >= 1, got"):
         sl.run({"workload": WORKLOAD}, workload={"request_rate": 4}, jobs=jobs)
+
+
+def test_several_jobs_in_a_worker_of_somebody_elses_are_refused(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(SchedlabError, match=r"is a worker itself .* give jobs=1 there"):
+        sl.run({"workload": WORKLOAD}, jobs=2)
+    assert len(sl.run({"workload": WORKLOAD}, jobs=1).runs) == 1
 
 
 @pytest.mark.parametrize(
