@@ -1,5 +1,6 @@
 import csv
 import json
+import logging
 import shutil
 import sys
 import types
@@ -896,6 +897,26 @@ class LinearSteps:
     def mixed_step_breakdown(self, ctx_tokens, gen_tokens, isl, osl):
         shared, decode = 10 + ctx_tokens + gen_tokens, gen_tokens * isl / 1000
         return shared + decode, shared, 0.0, decode
+
+
+def test_aiconfigurator_that_fails_says_why_in_one_line(monkeypatch, capsys):
+    class EngineHandle:
+        @staticmethod
+        def compile(*_, **__):
+            logging.getLogger("aiconfigurator_core.sdk").warning("Other tables are missing.")
+            logging.getLogger("aiconfigurator_core.sdk").error("No database for %s", "l4")
+            raise ValueError("backend_version is required")
+
+    for name in ("aiconfigurator_core", "aiconfigurator_core.sdk"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    engine = types.ModuleType("aiconfigurator_core.sdk.engine")
+    engine.EngineHandle = EngineHandle
+    monkeypatch.setitem(sys.modules, engine.__name__, engine)
+    with pytest.raises(
+        SpecError, match=r"^aiconfigurator: No database for l4: ValueError: backend_version is requ"
+    ):
+        import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "l4")
+    assert capsys.readouterr().err == ""
 
 
 def test_aiconfigurator_grid_reproduces_the_steps_it_was_asked_for():

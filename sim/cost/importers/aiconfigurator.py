@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
@@ -333,15 +335,35 @@ def _open(
             "this importer needs the package aiconfigurator-core: "
             "pip install 'schedlab[aiconfigurator]'"
         ) from error
-    # It warns of tables of other kinds of models, which are not used here.
-    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
-    try:
-        engine: StepPrices = EngineHandle.compile(
-            model, system, backend, backend_version=version, **sizes
-        )
-    except Exception as error:
-        raise SpecError(
-            f"aiconfigurator: {type(error).__name__}: {error} (MODEL: a name that package knows, "
-            "or a folder with its config.json)"
-        ) from error
+    with _collected() as logged:
+        try:
+            engine: StepPrices = EngineHandle.compile(
+                model, system, backend, backend_version=version, **sizes
+            )
+        except Exception as error:
+            why = "".join(f"{record.getMessage()}: " for record in logged[-1:])
+            raise SpecError(
+                f"aiconfigurator: {why}{type(error).__name__}: {error} (MODEL: a name that package "
+                "knows, or a folder with its config.json)"
+            ) from error
     return engine
+
+
+@contextmanager
+def _collected() -> Iterator[list[logging.LogRecord]]:
+    """Keep the errors that the package logs until it succeeds: what fails says why in one line.
+
+    It warns of tables of other kinds of models, too, which are not used here.
+    """
+    logger = logging.getLogger("aiconfigurator_core")
+    logger.setLevel(logging.ERROR)
+    handler = BufferingHandler(1000)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield handler.buffer
+    finally:
+        logger.propagate = True
+        logger.removeHandler(handler)
+    for record in handler.buffer:
+        logger.handle(record)
