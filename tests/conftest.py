@@ -8,8 +8,8 @@ profile by name: ``--hypothesis-profile=thorough`` draws over twenty times as ma
 import atexit
 import gc
 import os
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -102,3 +102,20 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = data_folder() / "vllm_ground_truth/perf" / name / "meta-llama/Llama-3.1-8B/bf16"
         import_bundle(path, Options()).save(root / name.lower())
     return root
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """Return what lets no file grow beyond so many bytes, as on a disk without room for more."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def full(num_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
@@ -12,6 +11,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from schedlab.sim.errors import TraceError, nearest
+from schedlab.sim.files import replacing
 from schedlab.traces.trace import Trace
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -46,6 +46,8 @@ def write(trace: Trace, path: str | Path, layout: str = "schedlab") -> Path:
     TraceError
         If suffix or layout is unknown, the folder does not exist, the requests are those of
         sessions, or the layout lacks what they have.
+    OSError
+        If it cannot be written; names the file.
 
     Notes
     -----
@@ -72,13 +74,8 @@ def write(trace: Trace, path: str | Path, layout: str = "schedlab") -> Path:
         writers[suffix] = _write_burstgpt
     if not path.parent.is_dir():
         raise TraceError(f"no such folder: {path.parent}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            writers[suffix](trace, file)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        writers[suffix](trace, file)
     return path
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from schedlab.experiments.specification.schema import json_schema
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import write_text
+from schedlab.sim.files import write_texts
 
 EXAMPLE = "sjf-against-fcfs"
 SCHEMA_FILE = "schedlab.schema.json"
@@ -42,6 +43,8 @@ def write_starter(folder: Path) -> list[Path]:
     ------
     SpecError
         If one of the files is there already; then none is written.
+    OSError
+        If one cannot be written; then none is.
     """
     example = experiment_file(EXAMPLE).read_text(encoding="utf-8")
     texts = {
@@ -52,7 +55,12 @@ def write_starter(folder: Path) -> list[Path]:
     for name in texts:
         if (folder / name).exists():
             raise SpecError(f"{folder / name} is there already; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_text(folder / name, text)
+    is_new = not folder.exists()
+    try:
+        write_texts(folder, texts)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it could not be made
+                folder.rmdir()
+        raise
     return [folder / name for name in texts]

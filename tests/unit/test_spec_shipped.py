@@ -129,6 +129,23 @@ def test_experiment_is_found_by_its_earlier_name():
     assert experiment_file("azure-conv") == shipped_experiments()["azure-replay"]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_starter_for_which_the_disk_has_no_room_is_not_there_by_halves(
+    tmp_path, full_disk, is_there
+):
+    folder = tmp_path / "new"
+    if is_there:
+        folder.mkdir()
+        (folder / "own.txt").write_text("mine")
+    with (
+        full_disk(16384),
+        pytest.raises(OSError, match=rf"too large: '{folder}/schedlab\.schema\.json'"),
+    ):
+        write_starter(folder)
+    assert sorted(path.name for path in folder.rglob("*")) == ["own.txt"] * is_there
+    assert folder.exists() == is_there
+
+
 def test_starter_overwrites_nothing_that_is_there(tmp_path):
     for name in ("spec.yaml", "longest_first.py"):
         folder = tmp_path / name

@@ -97,3 +97,14 @@ def test_layout_that_cannot_be_written_is_refused(name, layout, said, tmp_path):
     with pytest.raises(TraceError, match=said):
         write(full_trace(), tmp_path / name, layout)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
+def test_trace_for_which_the_disk_has_no_room_is_named_and_leaves_the_old_one(
+    tmp_path, full_disk, name
+):
+    path = tmp_path / name
+    path.write_text("old")
+    with full_disk(64), pytest.raises(OSError, match=f"File too large: '{path}'"):
+        write(full_trace(), path)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(name, "old")]
