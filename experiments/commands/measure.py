@@ -21,6 +21,12 @@ from schedlab.sim.errors import SpecError
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+def _no_less_than_0(seconds: float) -> float:
+    if not seconds >= 0:  # nan, too, which `min` lets pass in older Typers
+        raise typer.BadParameter(f"must be >= 0, got {seconds:g}")
+    return seconds
+
+
 @app.command()
 def measure(
     spec_file: SpecFile,
@@ -47,6 +53,7 @@ def measure(
             "--time-limit-s",
             "--max-s",
             metavar="SECONDS",
+            callback=_no_less_than_0,
             help="Begin no measured run that would end later than this (seconds); compare what "
             "there is then.",
         ),
@@ -134,6 +141,7 @@ def calibrate(
             "--time-limit-s",
             "--max-s",
             metavar="SECONDS",
+            callback=_no_less_than_0,
             help="Begin no round but the first that would end later than this (seconds).",
         ),
     ] = float("inf"),

@@ -15,7 +15,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SpecError, TraceError
 from schedlab.sim.request import Arrival
 from schedlab.traces.lengths import exponential, independent, lognormal
 from schedlab.traces.synthetic import synthesize
@@ -276,5 +276,12 @@ def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival
 
 def fitting(trace: Trace, config: EngineConfig) -> Sequence[Arrival]:
     """Return the requests of a trace, prompts cut to what the limits allow."""
-    cut = trace.fit(config.max_model_len, "clip_prompt")
+    try:
+        cut = trace.fit(config.max_model_len, "clip_prompt")
+    except TraceError:
+        raise SpecError(
+            f"max_model_len {config.max_model_len}: none of the {len(trace)} requests that are to "
+            "be timed or judged by has so short an answer; give more (--max-model-len, "
+            "engine.max_model_len)"
+        ) from None
     return list(workload(cut, max_model_len=config.max_model_len))

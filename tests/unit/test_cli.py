@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands import app as app_module
 from schedlab.experiments.commands import cli, experiment
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.comparing.calibrated_engine import chat
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu_names
 from schedlab.sim.hardware.models import model_names
@@ -370,6 +372,23 @@ def test_policies_lists_every_registered_policy_and_its_knobs():
 )
 def test_models_and_gpus_find_what_their_keys_take(arguments, found):
     assert f"\n{found} " in schedlab(*arguments).stdout
+
+
+@pytest.mark.parametrize("limit", ["-5", "nan"])
+@pytest.mark.parametrize("command", [("calibrate", "-o", "p"), ("measure", "tiny.yaml")])
+def test_time_limit_that_is_no_time_is_refused(spec_file, monkeypatch, command, limit):
+    for module in ("calibrate", "compare"):
+        path = f"schedlab.experiments.comparing.{module}.{module}"
+        monkeypatch.setattr(path, lambda *_, **__: pytest.fail("was begun"))
+    done = schedlab(*command, "--time-limit-s", limit)
+    assert done.exit_code == 2
+    assert re.search(rf"--time-limit-s.* must be >= 0, got {limit}; see", done.stderr)
+
+
+def test_calibration_that_no_request_fits_names_the_option():
+    limits = EngineConfig(num_blocks=4, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16)
+    with pytest.raises(SpecError, match=r"max_model_len 64: none of .* more \(--max-model-len, "):
+        chat(limits, 4, seed=0)
 
 
 @pytest.mark.parametrize("command", ["run", "calibrate", "trace", "profile"])
