@@ -12,6 +12,12 @@ from schedlab.testing.laws import LinearCost, arrival
 
 LONGEST_TOKENS = 100
 _MAX_TRIES = 150
+_FIELDS = (
+    "max_tokens", "priority", "tenant", "application", "slo", "predicted_tokens", "session",
+    "prefix_hash_ids", "predicted_session_tokens",
+)  # fmt: skip
+_USUAL = ("max_tokens", 1 << 20), ("priority", 0), ("prefix_hash_ids", ())
+"""What is not written down of a request."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +136,14 @@ def _smaller(case: Case) -> Iterator[Case]:
         if output > 1:
             yield _changed(case, i, request, output // 2)
         if request.prompt_tokens > 1:
-            shorter = replace(request, prompt_tokens=request.prompt_tokens // 2)
+            prompt = request.prompt_tokens // 2
+            names = request.prefix_hash_ids[: prompt // case.limits.block_size]
+            shorter = replace(request, prompt_tokens=prompt, prefix_hash_ids=names)
             yield _changed(case, i, shorter, output)
 
 
 def _changed(case: Case, i: int, request: Request, output: int) -> Case:
-    changed = Arrival(request, output, case.workload[i].ready_ns)
+    changed = replace(case.workload[i], request=request, output_tokens=output)
     return replace(case, workload=(*case.workload[:i], changed, *case.workload[i + 1 :]))
 
 
@@ -147,9 +155,9 @@ def _renumbered(case: Case, kept: tuple[Arrival, ...]) -> Case:
 def _as_code(a: Arrival) -> str:
     request = a.request
     text = f"arrival({request.id}, {request.arrival_ns}, {request.prompt_tokens}, {a.output_tokens}"
-    for name in ("max_tokens", "priority", "tenant", "application", "slo", "predicted_tokens"):
+    for name in _FIELDS:
         value = getattr(request, name)
-        if value is not None and (name, value) not in (("max_tokens", 1 << 20), ("priority", 0)):
+        if value is not None and (name, value) not in _USUAL:
             text += f", {name}={value!r}"
     return text + ")"
 
