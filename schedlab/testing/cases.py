@@ -159,7 +159,9 @@ def _as_code(a: Arrival) -> str:
         value = getattr(request, name)
         if value is not None and (name, value) not in _USUAL:
             text += f", {name}={value!r}"
-    return text + ")"
+    others = f", ready_ns={a.ready_ns}" * (a.ready_ns != request.arrival_ns)
+    others += f", turn={a.turn!r}" * (a.turn is not None)
+    return f"replace({text}){others})" if others else text + ")"
 
 
 def _limits(limits: EngineConfig) -> str:

@@ -334,6 +334,9 @@ def test_request_is_written_down_with_what_is_not_as_usual(options, text):
     case = Case((arrival(0, 5, 6, 7, **options),), LIMITS)
     line = str(case).splitlines()[2]
     assert line == f"        arrival(0, 5, 6, 7{text}),"
+    late = replace(case, workload=(replace(case.workload[0], ready_ns=8),))
+    line = str(late).splitlines()[2]
+    assert line == f"        replace(arrival(0, 5, 6, 7{text}), ready_ns=8),"
 
 
 def test_case_is_written_down_in_lines_of_requests_limits_and_cost():
@@ -347,10 +350,12 @@ def test_case_is_written_down_in_lines_of_requests_limits_and_cost():
     assert {field.name for field in fields(Request)} > {"max_tokens", "priority", "tenant"}
 
 
-def test_case_of_fleets_is_written_down_with_its_sessions_and_prefixes():
+def test_case_is_written_down_with_sessions_and_prefixes_turns_and_when_requests_are_ready():
     names = {"Case": Case, "EngineConfig": EngineConfig, "LinearCost": LinearCost, "Slo": Slo,
-             "arrival": arrival}  # fmt: skip
+             "Turn": Turn, "arrival": arrival, "replace": replace}  # fmt: skip
     others = {"session": "", "prefix_hash_ids": (3,), "predicted_session_tokens": 0.0}
-    for case in (*fleet_cases(0, 8), Case((arrival(0, 0, 40, 2, **others),), LIMITS)):
+    one = arrival(0, 5, 40, 2, **others)
+    late = replace(one, ready_ns=9), replace(one, turn=Turn((2,), 7)), Arrival(one.request, 2, 0)
+    for case in (*fleet_cases(0, 8), *(Case((each,), LIMITS) for each in (one, *late))):
         again = eval(str(case), names)
         assert repr(again) == repr(case)
