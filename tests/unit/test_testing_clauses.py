@@ -181,6 +181,8 @@ def test_cost_model_is_asked_for_few_steps_and_many():
     of_models.check_cost_model(Noting(), num_shapes=60, only="takes_time")
     assert set(asked) == {1, 2, 17, 120}
     assert len(asked) == 60
+    of_models.check_cost_model(Noting(), only=())
+    assert len(asked) == 60, "no law is none"
 
 
 # -- executors ---------------------------------------------------------------------------------
@@ -549,6 +551,7 @@ def test_check_of_a_reader_takes_a_name_of_a_file_and_leaves_nothing_behind(samp
     monkeypatch.setattr(of_readers, "READER_LAWS", {"one": law, "two": law, "broken": broken})
     of_readers.check_reader(reader(), str(sample), only=("one", "two"))
     of_readers.check_reader(reader(), sample, only="two")
+    of_readers.check_reader(reader(), sample, only=())
     assert [(name, path) for name, path, _ in asked] == [("mine", sample)] * 3
     assert len({folder for *_, folder in asked}) == 3
     assert not any(folder.exists() for *_, folder in asked)
