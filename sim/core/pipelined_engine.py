@@ -26,8 +26,9 @@ class PipelinedEngine(Engine):
     Whoever drives it calls `begin` as often as it `can_begin` and something starts, and `commit`
     when the oldest batch is back, at `next_end_ns`. From the one to the other the requests of a
     batch are `EngineView.in_pipeline`: they keep seat and memory, and the policy plans without
-    them, as vLLM V1 does not schedule a request again whose output is not back
-    (`EngineCore.step_with_batch_queue`). Every step is planned: nothing is skipped. Decodes that
+    them, as vLLM V1 does not schedule a decode again whose output is not back
+    (`EngineCore.step_with_batch_queue`). Prompts neither, as in Sarathi-Serve, where vLLM has the
+    next chunk follow at once. Every step is planned: nothing is skipped. Decodes that
     go from batch to batch together are kept as they are (`MicroBatch`), so that a step costs no
     more the more they are.
 

@@ -7,31 +7,57 @@ import numpy as np
 from schedlab.sim.metrics.latencies import seen_column
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
-from schedlab.sim.record.columns import BATCH_ROWS, whole_numbers
+from schedlab.sim.record.columns import BATCH_ROWS, Ints, whole_numbers
 
 _NS_PER_S = 1_000_000_000
 
 
 @register(better="higher", every_run=True)
 def max_concurrent_requests(run: Observation) -> int:
-    """Return the most completed requests in flight.
+    """Return the most completed requests that some second saw, however briefly.
+
+    Of seconds from the first arrival on, as vLLM's client counts; `most_in_flight` is exact.
+    """
+    arrival_ns, finish_ns = _intervals(run)
+    if not len(arrival_ns):
+        return 0
+    first_ns = arrival_ns[0]
+    begins, ends = (arrival_ns - first_ns) // _NS_PER_S, (finish_ns - first_ns) // _NS_PER_S
+    return _most_open(begins, ends + 1)
+
+
+@register(better="neither")
+def most_in_flight(run: Observation) -> int:
+    """Return the most completed requests in flight at one instant.
 
     Over half-open intervals [arrival, finish): departures come before arrivals.
     """
-    arrival_ns = np.sort(whole_numbers(run.requests, "arrival_ns")[run.completed])
-    finish_ns = whole_numbers(run.requests, seen_column(run.requests, "finish"))
-    finish_ns = np.sort(finish_ns[run.completed])
+    return _most_open(*_intervals(run))
+
+
+def _intervals(run: Observation) -> tuple[Ints, Ints]:
+    """Return when completed requests came and when they were answered, each in order."""
+    arrival_ns = whole_numbers(run.requests, "arrival_ns")[run.completed]
+    finish_ns = whole_numbers(run.requests, seen_column(run.requests, "finish"))[run.completed]
+    return np.sort(arrival_ns), np.sort(finish_ns)
+
+
+def _most_open(begins: Ints, ends: Ints) -> int:
+    """Return the most half-open intervals that overlap, by their begins and ends in order."""
     most = 0
-    for low in range(0, len(arrival_ns), BATCH_ROWS):
-        here = arrival_ns[low : low + BATCH_ROWS]
-        arrived = np.arange(low + 1, low + len(here) + 1)
-        most = max(most, int((arrived - np.searchsorted(finish_ns, here, side="right")).max()))
+    for low in range(0, len(begins), BATCH_ROWS):
+        here = begins[low : low + BATCH_ROWS]
+        begun = np.arange(low + 1, low + len(here) + 1)
+        most = max(most, int((begun - np.searchsorted(ends, here, side="right")).max()))
     return most
 
 
 @register(unit="tokens/s", better="higher", label="most output tokens in a second", every_run=True)
 def max_output_tokens_per_s(run: Observation) -> float:
-    """Return the most tokens of completed requests in one of the seconds from the first arrival."""
+    """Return the most tokens of completed requests in one of the seconds from the first arrival.
+
+    vLLM's client counts pieces of the stream, in which tokens of accepted drafts come together.
+    """
     by_second: dict[int, int] = {}
     for times_ns, tokens in run.token_count_batches(answered=True):
         seconds, place = np.unique(

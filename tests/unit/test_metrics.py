@@ -115,7 +115,7 @@ EXPECTED = {
     "median_normalized_latency_ms": 125.0,
     # Second 0 holds the tokens at 100, 200, 300, 300, 500, 500.
     "max_output_tokens_per_s": 6.0,
-    # Requests 0 and 1 overlap from 100 to 500 ms.
+    # Requests 0 and 1 are there in second 0.
     "max_concurrent_requests": 2,
     # Request 0: TTFT 100 <= 100, TPOT 133 <= 150: met. Request 1: TTFT 200 > 150: missed.
     # Request 2: one token, so TPOT 0 <= 50, and E2EL 100 <= 100: met.
@@ -184,12 +184,24 @@ def test_goodput_leaves_requests_without_a_target_out():
     assert (metrics["num_with_slo"], metrics["num_slo_met"]) == (1, 1)
 
 
-def test_concurrency_counts_departures_before_arrivals_at_one_instant():
+def test_most_in_flight_counts_departures_before_arrivals_at_one_instant():
     arrival, finish = np.array([0, 10, 10]), np.array([10, 20, 20])
+    changed = {
+        "arrival_ns": arrival, "finish_ns": finish, "first_token_ns": finish,
+        "first_scheduled_ns": arrival,
+    }  # fmt: skip
+    assert run_of(columns(**changed)).metric("most_in_flight") == 2
+    assert measured(**changed)["max_concurrent_requests"] == 3
+
+
+def test_concurrency_counts_in_each_second_all_who_are_there_at_any_time_of_it():
+    # From the first arrival on: seconds 0, 0 to 1, 1 to 2.
+    arrival = np.array([500, 1400, 1600]) * MS
+    finish = np.array([600, 1500, 2600]) * MS
     metrics = measured(
         arrival_ns=arrival, finish_ns=finish, first_token_ns=finish, first_scheduled_ns=arrival
     )
-    assert metrics["max_concurrent_requests"] == 2
+    assert metrics["max_concurrent_requests"] == 2  # in second 0, and in second 1
 
 
 def test_metrics_of_no_requests_are_empty_not_an_error():
