@@ -16,9 +16,10 @@ class Retaining(ProgramFirstComeFirstServed):
 
     Of those who wait, first come the preempted ones, then those whose sessions have memory kept,
     then all others; among equals the session that began first. What is kept gives way, the session
-    that began last first, to a running request that needs a block where no other runs, and to the
-    head of the queue where nobody runs or is being loaded; what is kept for its own session then
-    goes last. It does not end while a request that needs it waits.
+    that began last first, to a running request that needs a block where no other runs, or all
+    others have given way (not with `preempt_in_order`), and to the head of the queue where nobody
+    runs or is being loaded; what is kept for its own session then goes last. It does not end while
+    a request that needs it waits.
 
     Skip-ahead is honest because the engine ends a segment where memory stops being kept, and
     because free blocks only fall until then.
@@ -86,11 +87,13 @@ class Retaining(ProgramFirstComeFirstServed):
             return super().plan(view, builder)
         kept = self._kept(view)
         if view.running and not builder.grant_running():
-            while len(view.running) == 1 and kept:
-                builder.preempt(kept.pop())
-                if builder.grant_running():
-                    return builder.build()
-            return super().plan(view, builder)  # who runs gives way, as if nothing were kept
+            if len(view.running) > 1 and view.config.preempt_in_order:
+                return super().plan(view, builder)  # as if nothing were kept
+            while not builder.grant_running():
+                running = tuple(builder.running())
+                is_alone = len(running) == 1 and kept
+                builder.preempt(kept.pop() if is_alone else self.victim(running, view.now_ns))
+            return builder.build()
         could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
         is_first = True
         for state in builder.undeferred(self._in_turn(view, kept) if could_admit else ()):

@@ -963,6 +963,23 @@ def test_running_requests_preempt_as_if_nothing_were_kept(in_order, first_token_
     assert columns["first_token_ns"][columns["id"] == 3].tolist() == [first_token_ns]
 
 
+def test_kept_memory_gives_way_to_the_last_who_runs_where_all_others_have():
+    # At 300 request 1 needs two blocks for the last six tokens of its prompt. Request 2 gives way,
+    # who has one; then nobody else runs, so the block that is kept is the second.
+    work = [
+        sent(0, 0, 4, 1, "kept", tool="x", names=(0,)),
+        sent(1, 100, 22, 2, "first"),
+        sent(2, 100, 2, 20, "last"),
+    ]
+    config = replace(
+        CACHED, num_blocks=6, max_model_len=24, long_prefill_token_threshold=8,
+        scheduler_reserve_full_isl=False,
+    )  # fmt: skip
+    columns = laws.run(Keeping(), work, config, cost=COST).requests()
+    assert columns["num_preemptions"].tolist() == [0, 0, 1]
+    assert columns["first_token_ns"].tolist() == [100, 400, 200]
+
+
 @pytest.mark.parametrize(
     ("runs", "free_blocks", "seats", "granted", "kept"),
     [
