@@ -152,32 +152,34 @@ def workload(rng):
     return work
 
 
-def sessions(rng, block_size):
-    """Draw sessions whose prompts quote what was said before, and begin alike with some others.
+def sessions(rng, block_size, scale):
+    """Draw sessions whose prompts quote what was said before; `scale` stretches all times.
 
     No prompt fills its last block: what is computed of one twice is not found twice.
     """
     start_ns, work = 0, []
-    for number in range(rng.randint(2, 8)):
-        start_ns += rng.choice([0, 0, 500, 3000, rng.randint(0, 10_000)])
-        said, turns = 0, []
-        for _ in range(rng.randint(1, 5)):
-            prompt = said + rng.randint(1, 15)
+    most_turns, tools = rng.choice([1, 3, 5, 8]), rng.choice(["a", "aab", "abc"])
+    for number in range(rng.randint(2, 9)):
+        start_ns += scale * rng.choice([0, 0, 500, 3000, rng.randint(0, 10_000)])
+        first, turns = len(work), []
+        for i in range(rng.choice([most_turns, rng.randint(1, most_turns)])):
+            # Most go on with the last turn; some with one before, or need all answers.
+            quoted = rng.choice([i - 1, i - 1, i - 1, rng.randrange(i)]) if i else 0
+            parents = rng.choice([[quoted], [quoted], [quoted], range(i)]) if i else []
+            names = turns[quoted][1] if i and quoted == i - 1 else []
+            prompt = (turns[quoted][0] if i else 0) + rng.randint(1, 15)
             prompt += prompt % block_size == 0
-            answer = rng.randint(1, 12)
             if prompt > 50:
                 break
-            said = prompt + answer
-            turns.append((prompt, answer, said))
-        first = len(work)
-        for i, (prompt, answer, said) in enumerate(turns):
-            parents = rng.choice([[i - 1], [i - 1], range(i)]) if i else []
-            names = [1000 * number + j for j in range(said // block_size)]
+            answer = rng.randint(1, 12)
+            fresh = range(len(names), (prompt + answer) // block_size)
+            names = names + [10_000 * number + 100 * i + j for j in fresh]
+            turns.append((prompt + answer, names))
             turn = Turn(
                 tuple(first + parent for parent in parents),
-                rng.choice([0, 1, 700, 3000, rng.randint(0, 30_000)]) if i else 0,
+                scale * rng.choice([0, 1, 700, 3000, rng.randint(0, 30_000)]) if i else 0,
                 tuple(names[prompt // block_size :]),
-                rng.choice([None, "search", "search", "code"]),
+                rng.choice([None, *tools, *tools]),
             )
             asked = laws.arrival(
                 first + i,
@@ -204,15 +206,20 @@ def decide_alike(name, seed):
     rng = Random(f"{name} {seed}")
     keeps_memory = hasattr(oracle, "keeps_until")
     block_size = rng.choice([2, 4, 8] if keeps_memory else [1, 2, 4, 16])
-    work = sessions(rng, block_size) if keeps_memory else workload(rng)
+    # Tools of which nothing is known are thought to work for a second.
+    scale = rng.choice([1, 1, 1_000_000]) if keeps_memory else 1
+    work = sessions(rng, block_size, scale) if keeps_memory else workload(rng)
     most_tokens = max(a.request.prompt_tokens for a in work) + 31
+    if keeps_memory and rng.random() < 0.2:
+        most_tokens = max(most_tokens // 2, min(a.request.prompt_tokens for a in work) + 12)
     config = limits(rng, block_size, most_tokens, enable_prefix_caching=keeps_memory)
-    cost = Cost(*rng.choice(COSTS))
+    cost = Cost(*(scale * part for part in rng.choice(COSTS)))
     knobs = oracle.knobs(rng)
     told = Told(registry.make(name, **knobs))
     laws.run(told, work, config, cost)
     if keeps_memory:
-        server = serve_sessions(work, config, cost, partial(oracle.keeps_until, **knobs))
+        anew = getattr(oracle, "keeps_longer", lambda server, state: server.now_ns)
+        server = serve_sessions(work, config, cost, partial(oracle.keeps_until, **knobs), anew)
     else:
         server = serve(partial(oracle.decide, **knobs), work, config, cost)
     case = f"{name} with {knobs}, seed {seed}"

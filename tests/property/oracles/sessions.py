@@ -3,7 +3,8 @@
 Source: vLLM V1, kv_cache_manager.py and block_pool.py: a block that is given back goes to the end
 of the queue of free ones, the last of a request first; its content is found until it is handed out.
 The docstrings of `PrefixCachingKVCache`, `Turn`, `ProgramFirstComeFirstServed` and `Retaining` say
-the rest: what content has which name, when a request is sent, and what gives way to whom.
+the rest: what content has which name, when a request is sent, and what gives way to whom. So does
+arXiv:2511.02230v6, sections 4.3 (order) and 5.2 (unpinning, deadlocks).
 """
 
 from tests.property.oracles.loops import all_served
@@ -20,17 +21,19 @@ class Block:
 class SessionServer(Server):
     """A server with a pool of blocks, and answered requests whose memory is kept."""
 
-    def __init__(self, config, cost, workload, keeps_until):
+    def __init__(self, config, cost, workload, keeps_until, keeps_longer):
         super().__init__(config, cost)
         self.free = [Block() for _ in range(config.num_blocks)]
         self.pool = list(self.free)
         self.unsent = [Asked(arrival) for arrival in workload]
         self.kept, self.kept_until_ns = [], {}
-        self.keeps_until = keeps_until
+        self.keeps_until, self.keeps_longer = keeps_until, keeps_longer
+        self.first_ns = {}
         self.start_ns = {r.request.session: r.arrival_ns for r in self.unsent}
         for state in self.unsent:
             state.blocks = []
             state.answered_ns = None
+            state.was_preempted = state.found_kept = False
         self.everyone = {state.id: state for state in self.unsent}
 
     def due_ns(self, state):
@@ -43,11 +46,27 @@ class SessionServer(Server):
     def send(self):
         """Let those come whose time it is."""
         for state in sorted(self.unsent, key=lambda r: (self.due_ns(r), r.id)):
-            if self.due_ns(state) <= self.now_ns:
+            if self.due_ns(state) <= self.now_ns and state in self.unsent:
                 state.arrival_ns = self.due_ns(state)
+                if state.prompt + state.answer > self.config.max_model_len:
+                    self.turn_away({state.id})
+                    continue
                 self.unsent.remove(state)
                 self.arrived.append(state)
                 self.waiting.append(state)
+                state.found_kept = state.request.session in self.kept_sessions
+
+    def turn_away(self, gone):
+        """Let requests come no more, nor those that need their answers."""
+        self.unsent = [r for r in self.unsent if r.id not in gone]
+        needy = {r.id for r in self.unsent if gone.intersection(r.turn.parents)}
+        if needy:
+            self.turn_away(needy)
+
+    @property
+    def kept_sessions(self):
+        """Return the sessions of which memory is kept."""
+        return {state.request.session for state in self.kept}
 
     def place(self, state):
         """Return where a request stands: by the start of its session."""
@@ -73,6 +92,18 @@ class SessionServer(Server):
                 self.free.append(block)
         state.blocks = []
 
+    def expire(self):
+        """Let memory go whose time is up, in this order, unless it is kept on."""
+        for state in sorted(self.kept, key=self.kept_until_ns.__getitem__):
+            if self.kept_until_ns[state] > self.now_ns:
+                continue
+            if any(state.id in r.turn.parents for r in self.waiting):
+                self.kept_until_ns[state] = FOREVER
+            else:
+                self.kept_until_ns[state] = self.keeps_longer(self, state)
+            if self.kept_until_ns[state] <= self.now_ns:
+                self.drop(state)
+
     def drop(self, state):
         """Keep the memory of an answered request no more."""
         self.kept.remove(state)
@@ -83,14 +114,14 @@ class SessionServer(Server):
         ended = sorted(states, key=self.running.index)
         for state in ended:
             self.running.remove(state)
-        self.finished += ended
         for state in ended:
+            state.answered_ns = self.now_ns
             until_ns = self.keeps_until(self, state)
             ids, size = state.request.prefix_hash_ids, self.config.block_size
             answer = dict(enumerate(state.turn.answer_hash_ids, len(ids)))
             for i in range(len(ids), state.computed // size):
                 state.blocks[i].name = answer.get(i)
-            state.answered_ns = self.now_ns
+            self.finished.append(state)
             if until_ns > self.now_ns:
                 self.kept.append(state)
                 self.kept_until_ns[state] = until_ns
@@ -182,32 +213,39 @@ class SessionStep(Step):
 
 
 def retain(server, step):
-    """Serve sessions in the order in which they began; memory that is kept gives way first."""
-    waiting = sorted(server.waiting, key=server.place)
+    """Serve sessions in the order in which they began; what is kept gives way to who is alone."""
+    kept = server.kept_sessions
+    waiting = sorted(
+        server.waiting,
+        key=lambda r: (
+            not r.was_preempted, not r.was_preempted and r.request.session not in kept,
+            server.place(r),
+        ),
+    )  # fmt: skip
     while not fits(step):
-        if server.kept:
-            step.preempt(max(server.kept, key=lambda r: (server.start_ns[r.request.session], r.id)))
-        else:
-            there = [r for r in server.running if r not in step.preempted]
-            step.preempt(max(there, key=server.place))
+        there = [r for r in server.running if r not in step.preempted]
+        is_alone = len(there) == 1 and server.kept
+        step.preempt(last_kept(server) if is_alone else max(there, key=server.place))
     all_served(server, step)
     if step.preempted:
         return
     for state in waiting:
         granted = step.give(state)
         while not granted and not step.residents() and server.kept:
-            own = state.request.session
-            step.preempt(
-                max(
-                    server.kept,
-                    key=lambda r: (
-                        r.request.session != own, server.start_ns[r.request.session], r.id
-                    ),
-                )
-            )  # fmt: skip
+            step.preempt(last_kept(server, state.request.session))
             granted = step.give(state)
         if not granted:
             return
+
+
+def last_kept(server, own=None):
+    """Return whose memory goes first: of the session that began last; `own` is the last to go."""
+
+    def place(state):
+        session = state.request.session
+        return session != own, server.start_ns[session], state.id
+
+    return max(server.kept, key=place)
 
 
 def fits(step):
@@ -232,28 +270,36 @@ def recompute_ns(server, state):
     return sum(server.cost.price(min(size, tokens - start), start) for start in starts)
 
 
-def serve_sessions(workload, config, cost, keeps_until):
-    """Serve sessions to their end, memory kept until ``keeps_until(server, state)``."""
-    server = SessionServer(config, cost, workload, keeps_until)
+def serve_sessions(workload, config, cost, keeps_until, keeps_longer):
+    """Serve sessions to their end.
+
+    Memory is kept until ``keeps_until(server, state)``, and then if no request that waits needs it
+    until ``keeps_longer(server, state)``.
+    """
+    server = SessionServer(config, cost, workload, keeps_until, keeps_longer)
     while server.unsent or server.waiting or server.running:
         server.send()
-        for state in sorted(server.kept, key=server.kept_until_ns.__getitem__):
-            if server.kept_until_ns[state] <= server.now_ns:
-                server.drop(state)
+        server.expire()
         step = SessionStep(server)
         if server.waiting or server.running:
             retain(server, step)
-        if not step.tokens:
-            assert not step.preempted
-            kept_ns = [server.kept_until_ns[state] for state in server.kept]
-            server.now_ns = min(kept_ns + [server.due_ns(state) for state in server.unsent])
-            assert server.now_ns < FOREVER, "nothing can ever happen"
-            continue
         for state in step.preempted:
             if state in server.running:
                 server.running.remove(state)
                 server.waiting.append(state)
-                state.computed = 0
+                state.computed, state.was_preempted = 0, True
+        if not step.tokens:
+            if step.preempted:
+                continue
+            assert not server.waiting
+            if not server.unsent:
+                break
+            # With nothing to plan it does not look whether time is up; see 5.2.
+            server.now_ns = min(server.due_ns(state) for state in server.unsent)
+            assert server.now_ns < FOREVER, "nothing can ever happen"
+            continue
+        for state in step.admitted:
+            server.first_ns.setdefault(state, server.now_ns)
         begin(server, step)
         for state in step.admitted:
             for parent in state.turn.parents:
