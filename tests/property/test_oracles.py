@@ -15,7 +15,7 @@ from tests.property.oracles.server import serve
 from tests.property.oracles.sessions import serve_sessions
 
 CASES = {
-    "continuum": 60,
+    "continuum": 150,
     "hygen": 60,
     "infercept": 60,
     "magnus": 60,
@@ -177,7 +177,7 @@ def sessions(rng, block_size, scale):
             turns.append((prompt + answer, names))
             turn = Turn(
                 tuple(first + parent for parent in parents),
-                scale * rng.choice([0, 1, 700, 3000, rng.randint(0, 30_000)]) if i else 0,
+                scale * rng.choice([0, 1, 1000, 3000, 6000, rng.randint(0, 30_000)]) if i else 0,
                 tuple(names[prompt // block_size :]),
                 rng.choice([None, *tools, *tools]),
             )

@@ -12,9 +12,9 @@ from tests.property.oracles.sessions import recompute_ns
 
 def knobs(rng):
     return {
-        "ttl": rng.choice(["paper", "paper", "paper", "preview"]),
+        "ttl": rng.choice(["paper", "paper", "preview"]),
         "min_calls": rng.randint(0, 5),
-        "fixed_ttl_s": rng.choice([0.0, 2e-6, 2e-5, 2.0, 20.0]),
+        "fixed_ttl_s": rng.choice([0.0, 3e-6, 2e-5, 3.0, 20.0]),
     }
 
 
