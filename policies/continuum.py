@@ -35,10 +35,10 @@ class Continuum(Retaining):
 
     What the paper leaves open: records are the latest `MOST_CALLS` of a kind; a delay counts when
     its answer is there, and as one after memory was given up if none was kept when the request
-    came. What nobody can know here: whether a session is over, so an answer for a user ends one,
-    and its memory is given up at once. The authors' preview code has no such model, but the rule of
-    `ttl: preview`; it does not put the preempted before all others, and preempts no last request of
-    a session where another runs.
+    came, for one call alone. What nobody can know here: whether a session is over, so an answer for
+    a user ends one, and its memory is given up at once. The authors' preview code has no such
+    model, but the rule of `ttl: preview`; it does not put the preempted before all others, and
+    preempts no last request of a session where another runs.
 
     Needs to know which session a request belongs to. Nobody starves, but a long session holds up
     all that began behind it. See `Retaining` for the order and for what gives way. Skip-ahead is
