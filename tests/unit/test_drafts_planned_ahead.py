@@ -9,11 +9,12 @@ from schedlab.policies import Policy, registry
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.preemption import grant_or_preempt
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
+from schedlab.policies.speculation.slo import SloDrafts
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.core.track import SpeculatingState, look_ahead, new_state
-from schedlab.sim.request import Status
+from schedlab.sim.request import Slo, Status
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
@@ -265,3 +266,25 @@ def test_answers_that_end_at_the_longest_sequence_give_all_slots_of_drafts_back(
             work = [laws.arrival(i, 0, 10, output_tokens) for i in range(2)]
             log = run(work, config, rates=(rate,) * 3)
             assert log.requests()["generated_tokens"].tolist() == [output_tokens] * 2
+
+
+@pytest.mark.parametrize("plans_ahead", [False, True])
+@pytest.mark.parametrize(
+    ("knobs", "tokens", "who"),
+    [
+        # All are late. Of 9 tokens 5 are drafts: 1.2 even shares are 2.7, so 2, 2 and 1.
+        ({"budget_tokens": 9}, 5, 3),
+        ({"budget_tokens": 9, "target_share": 99.0}, 5, 2),
+        # 8 / 4 - 1 each; when two decode, 8 / 2 - 1.
+        ({"budget_tokens": 8, "min_depth": 1}, 4, 4),
+    ],
+)
+def test_drafts_by_targets_are_shared_whether_or_not_steps_are_planned_ahead(
+    plans_ahead, knobs, tokens, who
+):
+    config = replace(CONFIG, num_blocks=400, async_scheduling=plans_ahead)
+    late = Slo(tpot_ms=1e-6)
+    work = [laws.arrival(i, 0, 10, 6 if i < 2 else 12, slo=late) for i in range(4)]
+    steps = run(work, config, length=SloDrafts(**knobs)).steps()
+    assert steps["draft_tokens"].tolist() == [0] + [tokens] * 5 + [6] * 6
+    assert steps["num_drafts"].tolist() == [0] + [who] * 5 + [2] * 6

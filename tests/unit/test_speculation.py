@@ -325,6 +325,59 @@ def test_drafts_beyond_what_targets_ask_are_spread_evenly():
     assert length.choose(decoding([10, 10, 10], [None, None, 1e6], 100)) == [2, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("knobs", "drafts"),
+    [
+        # 12, 4, 4 and 1 tokens are due, and a draft yields less than one: three need all they get.
+        # Of a budget of 12 tokens 8 are left for drafts, and 1.2 even shares are 3.6.
+        ({"min_depth": 5}, [3, 3, 2, 0]),
+        ({"min_depth": 5, "target_share": float("inf")}, [5, 3, 0, 0]),
+        # Two shares of 3 are more than a draft may be long.
+        ({"min_depth": 5, "target_share": 2.0}, [5, 3, 0, 0]),
+        # One each for targets, or none; the rest evenly, to whom no more is due, too.
+        ({"min_depth": 5, "target_share": 0.5}, [2, 2, 2, 2]),
+        ({"min_depth": 5, "target_share": 0.0}, [2, 2, 2, 2]),
+        # Equation 8 allows 12 / 4 - 1 = 2, and of 4 - 1 requests 3.
+        ({"min_depth": 1}, [2, 2, 2, 2]),
+        ({"min_depth": 1, "depth_offset": -1}, [3, 3, 2, 0]),
+    ],
+)
+def test_drafts_for_a_target_are_no_more_than_somewhat_over_an_even_share(knobs, drafts):
+    length = registry_of_lengths.make("slo", budget_tokens=12, prior_rate=0.5, **knobs)
+    tokens, targets = [0, 8, 8, 11], [10.0] * 4
+    assert length.choose(decoding(tokens, targets, 100, most=5)) == drafts
+
+
+@pytest.mark.parametrize(
+    ("knobs", "count", "drafts"),
+    [
+        # A budget of 24, at most 5 each: 24 / 2 - 1 = 11, 24 / 4 - 1 = 5, 24 / 5 - 1 = 3.8.
+        ({}, 2, [5, 5]),
+        ({}, 4, [5, 5, 5, 5]),
+        ({}, 5, [3, 3, 3, 3, 3]),
+        # 24 / 7 - 1 = 2.4: fewer than `min_depth`, so that what is left of the budget is spent.
+        ({}, 7, [3, 3, 3, 2, 2, 2, 2]),
+        ({"min_depth": 1}, 7, [2] * 7),
+        ({"min_depth": 9}, 3, [5, 5, 5]),
+        ({"min_depth": 0}, 20, [0] * 20),
+        ({}, 20, [1] * 4 + [0] * 16),
+        ({"depth_offset": 2}, 4, [3, 3, 3, 3]),
+        ({"depth_offset": -3}, 5, [4, 4, 4, 4, 3]),
+        ({"depth_offset": -5}, 5, [4, 4, 4, 4, 3]),
+    ],
+)
+def test_longest_drafts_by_targets_are_the_shorter_the_more_decode(knobs, count, drafts):
+    length = registry_of_lengths.make("slo", budget_tokens=24, prior_rate=0.5, **knobs)
+    asked = decoding([10] * count, [None] * count, 100, most=5)
+    assert length.choose(asked) == drafts
+
+
+@pytest.mark.parametrize("knobs", [{"target_share": -0.1}, {"min_depth": -1}])
+def test_knobs_of_drafts_by_targets_that_make_no_sense_are_refused(knobs):
+    with pytest.raises(SpecError, match=f"{next(iter(knobs))} must not be negative"):
+        registry_of_lengths.make("slo", **knobs)
+
+
 def test_recorded_drafts_are_replayed_verification_by_verification(tmp_path):
     # Tokens: 1 of the prompt, then 2 + 1, 0 + 1, 1, 3 of 4 + 1.
     drafts = {0: [(4, 2), (3, 0), (0, 0), (4, 3)]}
