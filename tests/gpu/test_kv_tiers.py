@@ -169,7 +169,7 @@ def test_engine_with_real_tiers_decides_as_simulated_and_changes_no_token(
 @pytest.mark.parametrize(
     ("seed", "case", "changes"),
     [
-        (2, "fastserve", {"preemption_mode": "swap"}),
+        (14, "fastserve", {"preemption_mode": "swap"}),
         (2, "ltr", {}),
         (12, "ltr", {}),
         (7, "fastserve", {}),
