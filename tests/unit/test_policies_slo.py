@@ -412,12 +412,12 @@ def test_scorpio_rejects_what_cannot_have_its_first_token_in_time():
 
 @pytest.mark.parametrize("margin_ns", [0, 300])
 @pytest.mark.parametrize(("spare_ns", "served"), [(0, True), (-1, False), (1, True)])
-@pytest.mark.parametrize("prompts", [(1,), (4,), (16,), (4, 7), (3, 3, 9)])
+@pytest.mark.parametrize("prompts", [(1,), (16,), (4, 7), (3, 3, 9), (10, 30), (40, 1), (30, 55)])
 def test_scorpio_rejects_the_last_whose_prompt_ends_a_nanosecond_behind_its_target(
     prompts, spare_ns, served, margin_ns
 ):
-    # A prompt of n tokens takes 1000 + 10 n ns by itself; those before it come first.
-    due_ns = sum(1000 + 10 * n for n in prompts) + margin_ns + spare_ns
+    # A step of n tokens takes 1000 + 10 n ns; 41 take two steps and 85 three.
+    due_ns = 1000 * math.ceil(sum(prompts) / 40) + 10 * sum(prompts) + margin_ns + spare_ns
     last = len(prompts) - 1
     work = [
         arrival(i, prompt=n, output=1, slo=Slo((due_ns if i == last else due_ns - 1) / 1e6, 1))
@@ -430,6 +430,38 @@ def test_scorpio_rejects_the_last_whose_prompt_ends_a_nanosecond_behind_its_targ
     recorder = Recorder(registry.make("scorpio", **knobs))
     log = laws.run(recorder, work, laws.slow(limits(budget=40)), CostlyContexts())
     assert list(log.reject_reasons) == ([] if served else [last])
+
+
+def test_scorpio_charges_a_step_once_for_all_prompts_that_share_it():
+    # Four prompts of 10 take one step of 1400 ns together, and 4400 in steps of their own.
+    work = [arrival(i, prompt=10, output=1, slo=Slo(0.0014, 1)) for i in range(4)]
+    got, log = batches("scorpio", work, limits(budget=40), **AT_ONCE)
+    assert not log.reject_reasons
+    assert got == [dict.fromkeys(range(4), 10)]
+
+
+def test_scorpio_does_not_count_the_tokens_of_who_is_rejected():
+    # Request 1 would be out at 3900, behind 90 tokens; without it request 2 is, at 2500, behind 50.
+    work = [
+        arrival(0, prompt=30, output=1, slo=Slo(0.002, 1)),
+        arrival(1, prompt=60, output=1, slo=Slo(0.0024, 1)),
+        arrival(2, prompt=20, output=1, slo=Slo(0.0025, 1)),
+    ]
+    got, log = batches("scorpio", work, limits(budget=40), **AT_ONCE)
+    assert list(log.reject_reasons) == [1]
+    assert got == [{0: 30, 2: 10}, {2: 10}]
+
+
+@pytest.mark.parametrize(("target_ms", "served"), [(0.0014, True), (0.001399, False)])
+def test_scorpio_counts_the_tokens_left_of_prompts_under_way(target_ms, served):
+    # At 1400, 20 tokens of request 0 are left: with 10 more a step takes 1300 ns.
+    work = [
+        arrival(0, prompt=60, output=1, slo=Slo(1, 1)),
+        arrival(1, 1300, prompt=10, output=1, slo=Slo(target_ms, 1)),
+    ]
+    got, log = batches("scorpio", work, limits(budget=40), **AT_ONCE)
+    assert list(log.reject_reasons) == ([] if served else [1])
+    assert got == [{0: 40}, {0: 20, 1: 10} if served else {0: 20}]
 
 
 def test_scorpio_keeps_a_request_waiting_that_would_slow_the_others_too_much():
@@ -484,12 +516,13 @@ def test_scorpio_rejects_within_the_margin_of_the_deadline():
 
 
 def test_scorpio_rejects_in_the_whole_queue_behind_one_who_waits():
-    # Request 1 waits for request 0 to end; those due after it meanwhile become late.
+    # Request 1 waits for request 0 to end, at 11,345; those due after it meanwhile become late: the
+    # first token of request 2 takes 4000 ns, after 100 tokens; that of request 3 6900, after 190.
     work = [
         arrival(0, prompt=10, output=11, slo=Slo(1, 0.001045)),
         arrival(1, 1, prompt=10, output=1, slo=Slo(0.0125, 0.001)),
-        arrival(2, 1, prompt=90, output=1, slo=Slo(0.0126, 0.001)),
-        arrival(3, 1, prompt=90, output=1, slo=Slo(0.0127, 0.001)),
+        arrival(2, 1, prompt=90, output=1, slo=Slo(0.0140, 0.001)),
+        arrival(3, 1, prompt=90, output=1, slo=Slo(0.0141, 0.001)),
     ]
     seen = set()
 

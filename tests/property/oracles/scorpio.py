@@ -1,7 +1,9 @@
 """SCORPIO: guards for the time to a first token and between tokens, and credits for steps.
 
 Source: arXiv:2505.23022, and the docstring of the policy for what the paper leaves open: a virtual
-batch is priced at the mean length of its members over the rest of their lives.
+batch is priced at the mean length of its members over the rest of their lives. The authors' code
+(MisterBrookT/Scorpio) estimates the wait for a first token from the number of tokens ahead, those
+of all prompts together.
 """
 
 from math import ceil
@@ -38,16 +40,19 @@ def decide(server, step, ttft_s, tbt_s, ttft_margin_s, safety, prefill_first):
         state.credit = getattr(state, "credit", 0.0)
         state.pace = tightest_s / target_s(state)
 
-    # Guard of the first token.
+    # Guard of the first token: all tokens ahead at once, in steps as full as they may be.
+    full = server.config.max_num_batched_tokens
     waiting = sorted(server.waiting, key=lambda r: (deadline_ns(r), r.arrival_ns, r.id))
-    ahead_ns = server.now_ns + sum(server.cost.price(r.left, r.computed) for r in prompts)
+    kept = []
     for state in list(waiting):
-        first_ns = ahead_ns + server.cost.price(state.left, state.computed)
+        tokens = sum(r.left for r in [*prompts, *kept, state])
+        steps = [full] * (tokens // full) + [tokens % full] * (tokens % full > 0)
+        first_ns = server.now_ns + sum(server.cost.price(n, 0) for n in steps)
         if first_ns > deadline_ns(state) - ttft_margin_s * 1e9 and not state.generated:
             step.rejected.append(state)
             waiting.remove(state)
         else:
-            ahead_ns = first_ns
+            kept.append(state)
 
     def prefill():
         for state in prompts:
