@@ -34,10 +34,12 @@ class PastFuture(ContinuousBatching):
     window of answers of `initial_tokens`, which makes a cold start careful. Should memory run out
     all the same, the latest admission is preempted. The unused end of a request's last block counts
     as used. LightLLM computes prompts in steps of their own; here they share steps, as in vLLM V1.
+    It looks at the queue once in 10 decode steps, as a prefill stops the batch there; here it is
+    looked at in every step by default (`max_waiting_tokens`).
 
     While someone waits who could have a seat, a decision costs O(n log n) in the running batch.
-    Skip-ahead is honest because such a step promises nothing; draws are those of the step's number,
-    so that a step planned twice draws the same.
+    Skip-ahead is honest because such a step promises nothing, or the steps until the next look at
+    the queue; draws are those of the step's number, so that a step planned twice draws the same.
 
     Parameters
     ----------
@@ -51,6 +53,9 @@ class PastFuture(ContinuousBatching):
         Length of the answers that stand for a past at the start.
     seed : int
         Of the draws; they share no random numbers with anything else.
+    max_waiting_tokens : int
+        Decode steps before the next look at the queue, after one that let nobody in as well, unless
+        nobody runs; 0 to look in every step, 10 in LightLLM. First tokens wait for that.
     """
 
     can_pipeline = False
@@ -63,6 +68,7 @@ class PastFuture(ContinuousBatching):
         samples: int = 5,
         initial_tokens: int = 1024,
         seed: int = 0,
+        max_waiting_tokens: int = 0,
     ) -> None:
         if min(window, samples, initial_tokens) < 1:
             raise ValueError(
@@ -73,18 +79,26 @@ class PastFuture(ContinuousBatching):
             raise ValueError(f"reserved must be in [0, 1), got {reserved}")
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
+        if max_waiting_tokens < 0:
+            raise ValueError(f"max_waiting_tokens must be >= 0, got {max_waiting_tokens}")
         self.window = window
         self.reserved = reserved
         self.samples = samples
         self.initial_tokens = initial_tokens
         self.seed = seed
+        self.max_waiting_tokens = max_waiting_tokens
+        self._decode_steps = 0  # since the last prompt or eviction
         self._past = deque([initial_tokens] * (window // 2), maxlen=window)
         self._sorted_past: _Floats | None = None
         self._step = 0
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
-        """Count steps: each has draws of its own."""
+        """Count steps: each has draws of its own, and looks at the queue are some decodes apart."""
         self._step += num_steps
+        if plan.chunks or plan.admitted:
+            self._decode_steps = 0
+        else:
+            self._decode_steps = num_steps + (0 if plan.preempted else self._decode_steps)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Add the length to the past."""
@@ -92,11 +106,16 @@ class PastFuture(ContinuousBatching):
         self._sorted_past = None
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
-        """Promise nothing where someone could be admitted: draws change."""
-        return 1, FOREVER
+        """Promise nothing where someone could be admitted, draws change, but to the next look."""
+        every = self.max_waiting_tokens
+        return every - self._decode_steps % every if every and view.running else 1, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the future peak stays within memory."""
+        if self.max_waiting_tokens and view.running:
+            decodes, every = self._decode_steps, self.max_waiting_tokens
+            if not decodes or decodes % every:
+                return
         residents = list(view.residents)
         capacity = view.capacity_tokens * (1.0 - self.reserved)
         # However long answers get, a request never holds more than this.

@@ -25,12 +25,15 @@ class VirtualTokenCounter(ContinuousBatching):
 
     The authors' code admits only what fits at its declared end, and so never evicts; here memory is
     taken as it is needed, from the latest admission when it runs out, and whoever comes back from
-    an eviction is not charged again for its prompt.
+    an eviction is not charged again for its prompt. In that code 10 decode steps pass after an
+    admission before the queue is looked at again, as a prefill stops the batch there; here prompts
+    share steps, so by default it is looked at in every step (`max_waiting_tokens`).
 
     A decision costs O(running + tenants); accounting is linear in the running batch.
 
     Skip-ahead is honest because a step in which someone could be admitted promises nothing:
-    counters grow with every token, and another tenant's request may fit.
+    counters grow with every token, and another tenant's request may fit. The step in which the
+    queue is looked at again is counted down in the promise.
 
     Parameters
     ----------
@@ -38,6 +41,9 @@ class VirtualTokenCounter(ContinuousBatching):
         Charge of an input and of an output token.
     tenant_weights : mapping of str to float, optional
         Shares of the tenants; 1 for those not named.
+    max_waiting_tokens : int
+        Decode steps after an admission before the next look at the queue, unless nobody runs; 0 to
+        look in every step, 10 in the authors' code. First tokens wait for that.
     """
 
     source = "VTC, Sheng et al., OSDI 2024 (arXiv:2401.00588), algorithm 2"
@@ -48,14 +54,19 @@ class VirtualTokenCounter(ContinuousBatching):
         input_weight: float = 1.0,
         output_weight: float = 2.0,
         tenant_weights: Mapping[str, float] | None = None,
+        max_waiting_tokens: int = 0,
     ) -> None:
         if not (input_weight >= 0.0 and output_weight >= 0.0):
             raise ValueError("input_weight and output_weight must be >= 0")
         if any(not weight > 0.0 for weight in (tenant_weights or {}).values()):
             raise ValueError("tenant_weights must be > 0")
+        if max_waiting_tokens < 0:
+            raise ValueError(f"max_waiting_tokens must be >= 0, got {max_waiting_tokens}")
         self.input_weight = input_weight
         self.output_weight = output_weight
         self.tenant_weights = tenant_weights
+        self.max_waiting_tokens = max_waiting_tokens
+        self._decode_steps = 0  # since the last admission
         self.counters: dict[Tenant, float] = {}
         self._weights: dict[Tenant, float] = {}
         self._queues: dict[Tenant, dict[RequestState, None]] = {}
@@ -87,6 +98,7 @@ class VirtualTokenCounter(ContinuousBatching):
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge admitted prompts and new output tokens."""
         charged, admitted = self._charged_prompts, plan.admitted
+        self._decode_steps = 0 if plan.chunks or admitted else self._decode_steps + num_steps
         # No step tells of a plan that only loads: whom it loads is seen with his first chunk.
         loaded = [s for s, _ in plan.chunks if s.id not in charged and s not in admitted]
         for state in (*admitted, *loaded):
@@ -110,7 +122,7 @@ class VirtualTokenCounter(ContinuousBatching):
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Promise nothing where someone could be admitted: counters grow."""
-        return 1, FOREVER
+        return max(self._steps_to_look(view), 1), FOREVER
 
     def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
         """Promise one step where somebody takes part from its end on: counters say how."""
@@ -118,6 +130,8 @@ class VirtualTokenCounter(ContinuousBatching):
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the oldest request of the least served tenant, charging each prompt."""
+        if self._steps_to_look(view):
+            return
         counters = dict(self.counters)
         queues = {t: filter(view.waits, queue) for t, queue in self._queues.items()}
         heads = {t: state for t, queue in queues.items() if (state := next(queue, None))}
@@ -135,6 +149,11 @@ class VirtualTokenCounter(ContinuousBatching):
                 del heads[tenant]
             else:
                 heads[tenant] = following
+
+    def _steps_to_look(self, view: EngineView) -> int:
+        """Return how many steps pass before the queue is looked at; 0 if it is in this one."""
+        left = self.max_waiting_tokens - self._decode_steps
+        return left if left > 0 and (view.running or view.in_pipeline) else 0
 
     def _weight(self, tenant: Tenant) -> float:
         return self._weights.get(tenant, 1.0)

@@ -73,6 +73,17 @@ def test_past_future_of_more_futures_admits_no_more():
 
 
 @pytest.mark.slow
+def test_past_future_with_decodes_to_wait_counts_anew_after_a_look_that_let_nobody_in():
+    # Three decodes after the prompts the queue is looked at, and again after three: the seat that
+    # is there in the sixth is taken in the seventh.
+    work = [arrival(0, prompt=4, output=12), arrival(1, prompt=4, output=6), arrival(2, prompt=4)]
+    got, _ = batches("past_future", work, limits(seats=2), max_waiting_tokens=3)
+    both = {0: 1, 1: 1}
+    assert got[:8] == [{0: 4, 1: 4}, *5 * [both], {0: 1}, {0: 1, 2: 4}]
+    at_once, _ = batches("past_future", work, limits(seats=2))
+    assert at_once[6] == {0: 1, 2: 4}
+
+
 def test_past_future_draws_from_a_seed_of_its_own():
     work = [arrival(i, prompt=4, output=1 + i % 9, max_tokens=20) for i in range(40)]
     config = limits(num_blocks=60, block_size=1, seats=16, budget=64)
@@ -282,6 +293,7 @@ def test_magnus_prefers_a_short_batch_to_a_long_one_that_waited_longer():
         ("past_future", {"reserved": 1.0}, "reserved"),
         ("past_future", {"samples": 0}, "samples"),
         ("past_future", {"seed": -1}, "seed"),
+        ("past_future", {"max_waiting_tokens": -1}, "max_waiting_tokens"),
         ("mc_sf", {"margin": -0.1}, "margin"),
         ("magnus", {"wma_threshold": -1.0}, "wma_threshold"),
     ],

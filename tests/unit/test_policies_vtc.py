@@ -96,10 +96,14 @@ def test_vtc_without_tenants_is_first_come_first_served():
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"input_weight": -1.0}, {"output_weight": float("nan")}, {"tenant_weights": {"a": 0}}]
-)
-def test_vtc_with_an_impossible_weight_is_refused(knobs):
-    with pytest.raises(Exception, match="weight"):
+    "knobs",
+    [
+        {"input_weight": -1.0}, {"output_weight": float("nan")}, {"tenant_weights": {"a": 0}},
+        {"max_waiting_tokens": -1},
+    ],
+)  # fmt: skip
+def test_vtc_with_an_impossible_knob_is_refused(knobs):
+    with pytest.raises(Exception, match=r"weight|max_waiting_tokens"):
         batches("vtc", [arrival(0)], limits(), **knobs)
 
 
@@ -126,3 +130,41 @@ def test_vtc_with_arrivals_between_steps_lets_newcomers_into_the_next_step():
     config = limits(budget=4, arrivals_between_steps=True)
     got, _ = batches("vtc", work, config)
     assert got[:2] == [{0: 4}, {0: 2, 1: 2}]
+
+
+def test_vtc_with_decodes_to_wait_looks_at_the_queue_once_they_are_over_and_then_in_each_step():
+    # Three decodes after the prompts the queue is looked at; the seat is there in the sixth.
+    work = [
+        arrival(0, prompt=4, output=12), arrival(1, prompt=4, output=6), arrival(2, prompt=4),
+        arrival(3, 100, prompt=3),
+    ]  # fmt: skip
+    got, _ = batches("vtc", work, limits(seats=2), max_waiting_tokens=3)
+    both = {0: 1, 1: 1}
+    assert got[:7] == [{0: 4, 1: 4}, *5 * [both], {0: 1, 2: 4}]
+    # Request 2, of one token, was let in: three decodes pass until request 3 is.
+    assert got[7:11] == [*3 * [{0: 1}], {0: 1, 3: 3}]
+
+
+def test_vtc_with_decodes_to_wait_looks_at_the_queue_at_once_where_nobody_runs():
+    work = [arrival(0, prompt=4, output=2), arrival(1, 500, prompt=4, output=2)]
+    got, _ = batches("vtc", work, limits(), max_waiting_tokens=10)
+    assert got == [{0: 4}, {0: 1}, {1: 4}, {1: 1}]
+
+
+@pytest.mark.parametrize("name", ["vtc", "past_future"])
+@pytest.mark.parametrize("max_waiting_tokens", [1, 3, 10, 35])
+@pytest.mark.parametrize("more", [{}, {"arrivals_between_steps": True}, {"num_blocks": 40}])
+def test_decodes_to_wait_are_counted_alike_ahead_and_step_by_step(name, max_waiting_tokens, more):
+    work = [
+        arrival(i, 9_000 * i, (9, 40, 3)[i % 3], 30 + 7 * (i % 3), tenant="ab"[i % 2])
+        for i in range(24)
+    ]
+    config = limits(**{"num_blocks": 120, "seats": 6, "budget": 64, **more})
+    ahead, slow = (
+        laws.run(registry.make(name, max_waiting_tokens=max_waiting_tokens), work, each)
+        for each in (config, laws.slow(config))
+    )
+    assert laws.signature(ahead) == laws.signature(slow)
+    at_once = laws.run(registry.make(name), work, config)
+    if max_waiting_tokens == 35:
+        assert laws.signature(ahead) != laws.signature(at_once)

@@ -3,7 +3,9 @@
 Source: arXiv:2507.10150, section 4, and the docstring of the policy: a running request ends where
 it is drawn among the past lengths above what it has generated, between these and its own declared
 end; a candidate is drawn from all of them. The draws are those of numpy's generator of the seed
-and the number of the step, all who run first and then each candidate.
+and the number of the step, all who run first and then each candidate. With `max_waiting_tokens`
+(LightLLM's router manager, `_step`) decodes are counted since the last prompt or eviction, and
+while somebody runs only every so many of them the queue is looked at.
 """
 
 import numpy as np
@@ -19,10 +21,24 @@ def knobs(rng):
         "samples": rng.choice([1, 2, 2, 5, 40]),
         "initial_tokens": rng.choice([1, 5, 20, 1024]),
         "seed": rng.randint(0, 9),
+        "max_waiting_tokens": rng.choice([0, 0, 1, 2, 3, 10]),
     }
 
 
-def decide(server, step, window, reserved, samples, initial_tokens, seed):
+def looks(server, max_waiting_tokens):
+    """Say whether the queue is looked at in this step."""
+    waited = 0
+    for done in server.steps:
+        if done.prompts:
+            waited = 0
+            continue
+        if waited == max_waiting_tokens or done.preempted:
+            waited = 0
+        waited += 1
+    return not server.running or waited >= max_waiting_tokens
+
+
+def decide(server, step, window, reserved, samples, initial_tokens, seed, max_waiting_tokens):
     lengths = [initial_tokens] * (window // 2) + [r.generated for r in server.finished]
     past = sorted(lengths[-window:])
     random = np.random.default_rng([seed, len(server.steps)])
@@ -63,4 +79,4 @@ def decide(server, step, window, reserved, samples, initial_tokens, seed):
                 return
             yield state
 
-    continuous(server, step, candidates())
+    continuous(server, step, candidates() if looks(server, max_waiting_tokens) else ())
