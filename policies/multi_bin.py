@@ -1,7 +1,7 @@
 """Multi-bin batching: sealed batches of similar predicted length."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from schedlab.policies.prompt_buckets import require_ascending
@@ -30,8 +30,8 @@ class MultiBin(Static):
     Parameters
     ----------
     bin_edges : sequence of float
-        Upper edges of the bins in predicted output tokens, ascending; what lies above is one bin
-        more. The paper takes the i/K quantiles of the lengths, so that bins have equal mass.
+        Edges between the bins in predicted output tokens, ascending; a length on an edge is of the
+        upper bin. The paper takes the i/K quantiles of the lengths, so that bins have equal mass.
     max_wait_s : float
         Wait of the oldest request for its bin to fill, where the GPU is idle and no bin is full.
         Less serves low loads sooner; more makes batches purer where bins just fail to fill.
@@ -67,7 +67,7 @@ class MultiBin(Static):
         return view.waiting.head.request.arrival_ns + round(self.max_wait_s * 1e9)
 
     def _bin(self, state: RequestState) -> int:
-        return bisect_left(self.bin_edges, predicted_tokens(state))
+        return bisect_right(self.bin_edges, predicted_tokens(state))
 
     def _first_full_bin(self, view: EngineView) -> list[RequestState]:
         size = min(self.max_batch_size or view.config.max_num_seqs, view.config.max_num_seqs)

@@ -42,8 +42,8 @@ def test_edf_breaks_ties_of_deadlines_by_arrival():
 # -- bins and buckets --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("length", "first"), [(10.0, {0, 2}), (10.5, {0, 3})])
-def test_multi_bin_edge_belongs_to_the_lower_bin(length, first):
+@pytest.mark.parametrize(("length", "first"), [(9.5, {0, 2}), (10.0, {2, 3})])
+def test_multi_bin_edge_belongs_to_the_upper_bin(length, first):
     work = [
         arrival(0, predicted_tokens=9.0),
         arrival(1, predicted_tokens=30.0),

@@ -1,7 +1,8 @@
 """Multi-bin batching: a bin of predicted lengths that is full is a batch, served in that order.
 
-Source: arXiv:2412.04504, algorithm 1. The time-out is that of the docstring of the policy: where
-no bin is full, that of the oldest request is served once it has waited for too long.
+Source: arXiv:2412.04504, algorithm 1: bin i is of l(i-1) <= l < l(i). The time-out is that of the
+docstring of the policy: where no bin is full, that of the oldest request is served once it has
+waited for too long.
 """
 
 from tests.property.oracles import sealed
@@ -17,10 +18,10 @@ def decide(server, step, bin_edges, max_wait_s, **knobs):
     size = sealed.most_members(server, knobs["max_batch_size"])
 
     def members(state, queue):
-        place = sum(edge < state.request.predicted_tokens for edge in bin_edges)
+        place = sum(edge <= state.request.predicted_tokens for edge in bin_edges)
         return [
             r for r in queue
-            if sum(edge < r.request.predicted_tokens for edge in bin_edges) == place
+            if sum(edge <= r.request.predicted_tokens for edge in bin_edges) == place
         ]  # fmt: skip
 
     def form():
