@@ -20,10 +20,12 @@ class Trail(Ranked):
     may still be preempted. Long requests starve under sustained load, and an answer that outlives
     its prediction ranks as if about to end until it is refined.
 
-    Who is preempted loses its seat and memory, as in the paper's vLLM and the authors' SGLang; use
-    ``engine.max_num_resident`` above ``max_num_seqs`` to let it pause. A request evicted for want
-    of blocks when it could not be preempted any more waits by what it has left (the authors' SGLang
-    puts it last). Predictions cost the engine no time: the paper's classifier is a small one.
+    Who is preempted loses its seat and memory, as in the authors' SGLang, whose radix tree takes
+    the memory so that it goes on from its prefix (``engine.enable_prefix_caching``). The paper's
+    vLLM, by notes on it, keeps memory until it is short: with ``engine.max_num_resident`` above
+    ``max_num_seqs`` who is preempted pauses like that. A request evicted for want of blocks when
+    it could not be preempted any more waits by what it has left (the authors' SGLang puts it last).
+    Predictions cost the engine no time: the paper's classifier is a small one.
 
     A decision is O(n log n) in the running batch. Skip-ahead is honest because what is left only
     falls for those who decode, until the next refinement, which the plan names; see `Ranked`.
