@@ -91,7 +91,8 @@ def train_network(kind: str, given: Examples, *, num_buckets: int, seed: int) ->
         ``listmle`` maximises the likelihood of the true order of lists of 64 prompts under the
         Plackett-Luce model, shortest first: the loss is
         :math:`-\sum_i [z_{\pi(i)} - \log \sum_{k \ge i} e^{z_{\pi(k)}}]` with scores z of being
-        short (Fu et al. 2024; equal lengths in random order). ``pointwise`` is least squares on
+        short (Fu et al. 2024, whose code has lists of 32 and lengths in groups of 10 tokens; here
+        lengths are exact, equal ones in random order). ``pointwise`` is least squares on
         the logarithm of the length, ``buckets`` cross-entropy over classes of equal mass.
     given : Examples
         What to learn from. A tenth is kept out to map rank scores to lengths.
