@@ -38,8 +38,8 @@ class HyGen(Policy):
     ``engine.preemption_mode: swap`` keeps their state, as HyGen does. With ``offline_order:
     prefix`` new offline requests come in the order of a depth-first walk through the trie of their
     prefixes (needs ``enable_prefix_caching``); the paper's fair variant of it, which compares with
-    the oldest request, is not modelled. The code was not at hand: the rules are those of the
-    abstract and of a detailed account of the paper.
+    the oldest request, is not modelled. The code (UIUC-MLSys/HyGen) was not at hand: the rules are
+    those of the abstract and of a detailed account of the paper.
 
     A decision is linear in the running batch and asks for O(log n) step times. Skip-ahead is honest
     because a step promises only if all who run decode and all of them do, nobody who waits could be
