@@ -134,9 +134,10 @@ class Gittins(Ranked):
     Long answers starve under sustained load. Where all requests are of one kind and lengths vary no
     more than evenly, there is little to gain, and the past of few answers loses more than that.
 
-    SageSched finds distributions by similar prompts in place of applications, and its cost covers
-    compute and memory; its formula and how often it ranks anew were not at hand, nor was its code.
-    With ``cost: memory`` an answer costs the KV memory it holds, added up over its tokens.
+    SageSched finds distributions by similar prompts in place of applications. By notes on it, its
+    cost is O^2/2 + I*O for I tokens in and O out, which is ``cost: memory``: the KV memory an
+    answer holds, added up over its tokens. It ranks anew at multiples of 200 of that, in a unit
+    that they do not name. Its code is not public.
 
     A decision is O(n log n) in the running batch, a rank and an end O(w log w) in the `window`.
     Skip-ahead is honest because ranks change only at multiples of `refresh_tokens`, which the plan
@@ -156,7 +157,7 @@ class Gittins(Ranked):
 
     source = (
         "Gittins 1979 for lengths that are distributions (Aalto, Ayesta, Righter 2009); SageSched, "
-        "arXiv:2603.07917, abstract"
+        "arXiv:2603.07917, abstract, and notes on it"
     )
     starves = True
     lazy_ranks = True
