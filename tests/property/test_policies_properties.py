@@ -13,7 +13,7 @@ from schedlab.sim.request import Slo
 from tests import laws
 from tests.laws import arrival
 from tests.traced import Recorder
-from tests.workloads import configs, workloads
+from tests.workloads import configs, share, workloads
 
 
 @st.composite
@@ -231,3 +231,16 @@ def test_fair_batching_decides_alike_where_it_looks_at_nobody_since_all_fit(
         for cost in (laws.LinearCost(), NeverFalling())
     ]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("name", ["vtc", "past_future"])
+@settings(max_examples=share(0.12))
+@given(workload=workloads(), config=configs(), steps=st.sampled_from([1, 3, 10]))
+def test_policy_that_waits_for_decodes_keeps_the_laws_and_its_promises(
+    name, workload, config, steps
+):
+    log = laws.run(registry.make(name, max_waiting_tokens=steps), workload, config)
+    laws.check(log, workload, config)
+    for other in (laws.slow(config), replace(config, check_horizon=True)):
+        again = laws.run(registry.make(name, max_waiting_tokens=steps), workload, other)
+        assert laws.signature(again) == laws.signature(log)
