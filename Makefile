@@ -10,8 +10,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # One worker a core; those that run out of tests take over tests of others.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist worksteal
-# Of simulator and policies alone: all of tests/unit but files that import anything else of ours.
-UNIT    = tests/unit $(addprefix --ignore=,$(shell \
+# Of simulator and policies alone: all of tests/unit but files that import anything else of ours, and
+# those of the laws that others are held to.
+UNIT    = tests/unit $(addprefix --ignore=,$(wildcard tests/unit/test_testing_*.py) $(shell \
 	grep -lE 'schedlab\.(experiments|gpu_backend|traces)|notebook|importorskip..torch' tests/unit/test_*.py))
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
