@@ -4,11 +4,14 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
 
-def declared_blocks(state: RequestState, view: EngineView) -> int:
-    """Return the KV blocks a request holds if it generates all the tokens it declares."""
+def declared_blocks(state: RequestState, view: EngineView, has_last: bool = True) -> int:
+    """Return the KV blocks for all the tokens that a request declares.
+
+    Its last token is never computed, so it needs none for that: `has_last` counts it all the same.
+    """
     request, config = state.request, view.config
-    tokens = min(request.prompt_tokens + request.max_tokens, config.max_model_len)
-    return -(-tokens // config.block_size)
+    tokens = request.prompt_tokens + request.max_tokens - (not has_last)
+    return -(-min(tokens, config.max_model_len) // config.block_size)
 
 
 class FuturePeak:

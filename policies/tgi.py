@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from schedlab.policies.future_memory import declared_blocks
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -142,18 +143,11 @@ def fit_declared(
     if most_tokens is not None:
         blocks = min(blocks, most_tokens // view.config.block_size)
     residents = view.residents
-    blocks -= sum(_declared_blocks(state, view) for state in residents)
+    blocks -= sum(declared_blocks(state, view, has_last=False) for state in residents)
     alone = not residents
     for state in builder.undeferred(view.waiting):
-        blocks -= _declared_blocks(state, view)
+        blocks -= declared_blocks(state, view, has_last=False)
         if blocks < 0 and not alone:
             return
         alone = False
         yield state
-
-
-def _declared_blocks(state: RequestState, view: EngineView) -> int:
-    """Return the blocks of a request at its declared end, whose last token is never cached."""
-    request, config = state.request, view.config
-    tokens = min(request.prompt_tokens + request.max_tokens - 1, config.max_model_len)
-    return -(-tokens // config.block_size)
