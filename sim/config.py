@@ -169,6 +169,9 @@ class EngineConfig:
     pipeline_parallel_size : int
         Stages of the pipeline, and batches in flight at a time: one planned while others are under
         way knows nothing of the requests in those. 1 = no pipeline.
+    chunked_pipeline_parallelism : bool
+        Let the next chunk of a prompt follow while those before it are in the pipeline, as vLLM and
+        SGLang do; off = once they are back, as in Sarathi-Serve.
     first_launch_ns : int
         How long the engine is busy launching its first step (no warm-up): the step planned ahead
         meanwhile is planned only then, and knows who came until then.
@@ -215,6 +218,7 @@ class EngineConfig:
     names_accepted_drafts: bool = False
     num_lookahead_tokens: int = 0
     pipeline_parallel_size: int = 1
+    chunked_pipeline_parallelism: bool = False
     first_launch_ns: int = 0
     fast_forward: bool = True
     check_horizon: bool = False
@@ -275,7 +279,7 @@ class EngineConfig:
 
     def _check_pipeline(self) -> None:
         """Refuse what is not simulated with several batches in flight."""
-        for name in ("async_scheduling", "arrivals_between_steps", "check_horizon"):
+        for name in ("async_scheduling", "check_horizon"):
             if getattr(self, name):
                 raise ValueError(
                     f"{name} is not simulated with pipeline_parallel_size > 1; set {name}: false"

@@ -60,6 +60,7 @@ _VLLM_0_19: Data = {
     "preempt_in_order": True,
     "async_scheduling": True,
     "arrivals_between_steps": True,
+    "chunked_pipeline_parallelism": True,
     "cuda_graph_padding": True,
     "reserve_null_block": True,
 }
@@ -187,6 +188,11 @@ class EngineSpec(Section):
         default=4.0, description="Host memory for swapped KV, GiB on each device."
     )
     tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
+    chunked_pipeline_parallelism: bool = _limit(
+        "chunked_pipeline_parallelism",
+        "Let the next chunk of a prompt follow while those before it are in the pipeline, as vLLM "
+        "and SGLang do; off = once they are back, as in Sarathi-Serve.",
+    )
     pipeline_parallel_size: Count = Field(
         default=1,
         description="Stages that the layers are divided among, each of `tensor_parallel_size` "

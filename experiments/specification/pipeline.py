@@ -38,7 +38,7 @@ def check_pipeline(spec: ExperimentSpec, fail: Callable[[KeyPath, str], NoReturn
         fail(("engine", "speculation"), "is not simulated with pipeline_parallel_size > 1")
     if engine.kv_offload is not None:
         fail(("engine", "kv_offload"), "is not simulated with pipeline_parallel_size > 1")
-    for switch in ("async_scheduling", "arrivals_between_steps", "check_horizon"):
+    for switch in ("async_scheduling", "check_horizon"):
         if getattr(engine, switch):
             by = f" (profile {engine.profile} switches it on)" if engine.profile else ""
             fail(

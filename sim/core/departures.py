@@ -9,6 +9,7 @@ from typing import Any
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.executor import Executor
+from schedlab.sim.core.pipeline import LateRequest
 from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.request_hooks import RequestHooks
@@ -58,7 +59,10 @@ class Departures(Population):
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
-        puts_back = bool(config.kv_tiers) and config.offloading_connector and hooks.by_arrival
+        puts_back = hooks.by_arrival and (
+            config.pipeline_parallel_size > 1
+            or (bool(config.kv_tiers) and config.offloading_connector)
+        )
         key = self._place if puts_back else None if hooks.by_arrival else hooks.key
         super().__init__(config, WaitingQueue(key), make_kv_cache(config, self._num_answer_tokens))
         self._puts_back = puts_back
@@ -210,11 +214,45 @@ class Departures(Population):
             self.log.add_bursts(batch.last_tokens)
         state._entry_ns = -1
 
-    def leave_pipeline(self, state: RequestState) -> None:
-        """Let nothing come out for a request whose batch is in the pipeline."""
-        decodes = self.in_pipeline.take_out(state).decodes
-        if decodes is not None and state in decodes:
-            self.leave_batch(decodes, state)
+    def leave_pipeline(self, state: RequestState) -> tuple[int, LateRequest | None]:
+        """Let a request wait that runs, or whose batch is in the pipeline.
+
+        Returns
+        -------
+        tuple of int and (LateRequest or None)
+            How many tokens that batch computes of it, and what becomes of what comes out; 0 and
+            None if it runs.
+        """
+        batch = self.in_pipeline.take_out(state)
+        if batch is None:
+            del self.running[state.id]
+            return 0, None
+        if batch.decodes is not None and state in batch.decodes:
+            self.leave_batch(batch.decodes, state)
+        late = batch.late[state.id]
+        if self.hands_over is not None:  # its KV is lost, and nobody could go on without
+            late.gets_token = late.is_last = False
+        return batch.chunks.get(state.id, 1), late
+
+    def deliver_late(self, late: LateRequest, end_ns: int) -> None:
+        """Give a request the token that came out after it was preempted."""
+        state = late.state
+        state._generated += 1
+        if state.first_token_ns < 0:
+            state.first_token_ns = end_ns
+        if not late.is_last:
+            self.waiting.rekey((state,), end_ns)
+            return
+        self.num_events += 1
+        self.waiting.remove(state, end_ns)
+        self.log.add_resumption(state.id, end_ns, 0)
+        state.last_token_ns = end_ns
+        if state.session is not None:
+            state.tool = self.turns[state.id].tool
+        state.status = DONE
+        self.turns.pop(state.id, None)
+        self._put_back.pop(state.id, None)
+        self._answer(state, end_ns)
 
     def _end_sealed_batch(self, now_ns: int) -> None:
         for state in self.held.values():
@@ -342,6 +380,7 @@ class Departures(Population):
         if self.tiers is not None:
             self.tiers.released(state)
             self.tiers.finished(state)
+        if self._puts_back:
             self._put_back.pop(state.id, None)
         self.resident_tokens -= state._computed
 
@@ -398,7 +437,7 @@ class Departures(Population):
         for state in self.in_pipeline:
             self.leave_pipeline(state)
             self.running[state.id] = state
-        self.in_pipeline.batches.clear()
+        self.in_pipeline.clear()
         for state in self.unanswered:
             self._answer(state, now_ns)
         self.unanswered.clear()

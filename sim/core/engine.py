@@ -177,7 +177,13 @@ class Engine:
             elif requests.tiers is not None and requests.tiers.ready_ns > now_ns:
                 self.wait_until_ns = requests.tiers.ready_ns
                 return None
+            elif not self._plans_again():
+                return None
         raise stalled(self, "the policy preempts or rejects but never schedules a token")
+
+    def _plans_again(self) -> bool:
+        """Whether a plan that only takes seats away is followed by another at once."""
+        return True
 
     def _settle(self, now_ns: int) -> None:
         """Let those go, come or run whose time has come."""
@@ -395,13 +401,10 @@ class Engine:
             self.durations_ns = steps.durations_ns
             self.log.add_segment(segment.row, self.durations_ns, new_blocks)
         finished = steps.finished
-        chunks = plan.chunks
-        if chunks:
-            for state, n in chunks:
-                if requests.advance_prefill(state, n, end_ns, state in finished):
-                    self._preemptions_without_token = 0
+        if plan.chunks:
+            self._advance_prefills(plan.chunks, finished, end_ns)
         if requests.tiers is not None and requests.tiers.follows_connector:
-            requests.store_step(chunks)
+            requests.store_step(plan.chunks)
         if finished:
             requests.finish(finished, plan.finished, end_ns)
         if not requests.is_plain and requests.untold:
@@ -410,6 +413,18 @@ class Engine:
             self._on_tokens(plan, num_steps, end_ns)
         if self.observer is not None:
             self.observer(self)
+
+    def _advance_prefills(
+        self,
+        chunks: tuple[tuple[RequestState, int], ...],
+        finished: list[RequestState],
+        end_ns: int,
+    ) -> None:
+        """Account for the prompt tokens that were computed."""
+        requests = self.requests
+        for state, n in chunks:
+            if requests.advance_prefill(state, n, end_ns, state in finished):
+                self._preemptions_without_token = 0
 
     def _settle_unseen(self, segment: Segment) -> None:
         """Let copies end that nobody looked for, each before the step that began next.

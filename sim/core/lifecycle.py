@@ -155,8 +155,9 @@ class Lifecycle(Departures):
             self._leave_decodes(state)
         self.paused.pop(state.id, None)
         self.prefilling.pop(state.id, None)
-        if state in self.in_pipeline:
-            self.leave_pipeline(state)
+        in_flight_tokens, late = 0, None
+        if self.in_pipeline.batches:
+            in_flight_tokens, late = self.leave_pipeline(state)
         else:
             del self.running[state.id]
         state.served_ns += now_ns - state._seated_ns
@@ -176,13 +177,17 @@ class Lifecycle(Departures):
                     self.tiers.flush(state)
                 else:
                     self.tiers.released(state)
-            state.recomputed_tokens += state._computed
-            self.step_recomputed_tokens += state._computed
+            lost_tokens = state._computed + in_flight_tokens
+            if late is not None and late.is_last:
+                late.spared_tokens = lost_tokens
+            else:
+                state.recomputed_tokens += lost_tokens
+                self.step_recomputed_tokens += lost_tokens
             state._computed = 0
         state.status = WAITS
         if isinstance(state, SpeculatingState):
             state.lost_memory()
-        if self._puts_back:  # vLLM prepends it, whoever was loaded in another order than all came
+        if self._puts_back:  # vLLM prepends it, whoever began to run in another order than all came
             self._put_back[state.id] = -self.num_turnovers
         self.waiting.add(state, now_ns)
 
@@ -296,6 +301,8 @@ class Lifecycle(Departures):
             if self.tiers is not None:
                 self.tiers.drop(state, self._num_blocks(state))
             state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
+        if self.in_pipeline.draining:
+            state.recomputed_tokens += self.in_pipeline.forget(state)
         self._drop_kept_for(state)
         self._turn_away(state, self.executor.output_tokens(state.request), reason, now_ns)
         self.executor.remove(state)

@@ -14,6 +14,7 @@ from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import NO_HIT, Hit
 from schedlab.sim.request import DONE, RUNS, WAITS, RequestState
 
+_IN_PIPELINE = "its last batch is still in the pipeline"
 _PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
 
 
@@ -50,6 +51,7 @@ class StepLedger:
         self._config = requests.config
         self._kv = requests.kv
         self._tiers = requests.tiers
+        self._in_pipeline = requests.in_pipeline
         self._speculates = requests.config.num_speculative_tokens > 0
         self._looks_ahead = requests.config.num_lookahead_tokens > 0
         # The limits that every plan begins with: worked out once.
@@ -171,11 +173,13 @@ class StepLedger:
             if state.id in self._requests.holding:
                 return self._grant_seat(state, most)
             self._require_not_rejected(state)
+            if self._in_pipeline.draining and state.id in self._in_pipeline.draining:
+                return self._deny(state, _IN_PIPELINE)
             return self._grant_waiting(state, most)
         if state.status is not RUNS or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
-        if state in self._requests.in_pipeline:
-            return self._deny(state, "its last batch is still in the pipeline")
+        if state in self._in_pipeline:
+            return self._deny(state, _IN_PIPELINE)
         if state.id in self._requests.loading:
             return self._deny(state, "its KV is on its way from a lower tier")
         if state.id in self._requests.prefilling:
@@ -319,8 +323,11 @@ class StepLedger:
         """Whether a waiting request is denied, room or not, as what it begins with is being copied.
 
         It will find that in the cache: no memory made free helps it, and others need not wait
-        behind it (vLLM's OffloadingConnector delays it in the same way).
+        behind it (vLLM's OffloadingConnector delays it in the same way). Nor behind one that was
+        preempted while its batch was in the pipeline, before that is back.
         """
+        if self._in_pipeline.draining and state.id in self._in_pipeline.draining:
+            return True
         tiers = self._tiers
         if tiers is None or not (tiers.coming or self._loading or tiers.follows_connector):
             return False
@@ -336,7 +343,9 @@ class StepLedger:
 
         Each is looked at when it is asked for, so that what others were granted before counts.
         """
-        return states if self._tiers is None else self._pass_deferred(states)
+        if self._tiers is None and not self._in_pipeline.draining:
+            return states
+        return self._pass_deferred(states)
 
     def _pass_deferred(self, states: Iterable[RequestState]) -> Iterator[RequestState]:
         for state in states:
@@ -585,8 +594,8 @@ class StepLedger:
         ----------
         state : RequestState
             A running request, or one of `EngineView.seated` or `EngineView.in_pipeline`. Tokens
-            that it was granted in this step go back to the budget; what comes out of its batch in
-            the pipeline is thrown away.
+            that it was granted in this step go back to the budget; a token that comes out of its
+            batch in the pipeline is its own, and it waits for that.
         mode : {"recompute", "swap"}, optional
             What becomes of its KV; the engine's `preemption_mode` by default. Where host memory
             does not suffice to swap, it is recomputed.
@@ -611,7 +620,7 @@ class StepLedger:
         if self._members is not None:
             self._name_decodes()
         decodes = state.id in self._decodes
-        in_flight = requests.in_pipeline.granted_tokens(state)
+        in_flight = self._in_pipeline.granted_tokens(state)
         granted = in_flight or self._withdraw(state)
         unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
         if self._speculates:
@@ -628,7 +637,7 @@ class StepLedger:
         if not is_kept:
             self.residents_left += 1
         mode = mode or self._config.preemption_mode
-        if state.status is DONE or in_flight:
+        if state.status is DONE or self._in_pipeline.computes(state):
             mode = "recompute"  # which nobody will; or its KV is still being written
         if mode == "swap":
             blocks = self._num_blocks(state)

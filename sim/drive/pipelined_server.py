@@ -62,7 +62,7 @@ class PipelinedServer:
         if event is not self._next_plan:
             return
         now_ns, engine, self._next_plan = self._clock.now_ns, self._engine, None
-        while engine.can_begin:
+        while engine.can_begin(now_ns):
             if engine.begin(now_ns) is None:
                 if engine.wait_until_ns < FOREVER:
                     wait_ns = engine.wait_until_ns - now_ns

@@ -104,7 +104,7 @@ def _serve_pipelined(engine: PipelinedEngine, source: Source | SessionSource) ->
         if source.next_ns <= now_ns:
             source.send_until(now_ns)
         next_ns = source.next_ns
-        while engine.can_begin:
+        while engine.can_begin(now_ns):
             if engine.begin(now_ns) is None:
                 next_ns = min(next_ns, engine.wait_until_ns)
                 break

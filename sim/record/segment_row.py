@@ -77,16 +77,6 @@ class SegmentRow:
         self.overhead_ns = overhead_ns
         self.swapped_bytes = swapped_bytes
 
-    def computed_for_nobody(
-        self, num_decodes: int, num_prefills: int, prefill_tokens: int, prefills_done: int
-    ) -> None:
-        """Count so much of it as padding: it was computed and then thrown away."""
-        self.num_decodes -= num_decodes
-        self.num_prefills -= num_prefills
-        self.prefill_tokens -= prefill_tokens
-        self.prefills_done -= prefills_done
-        self.padding_tokens += num_decodes + prefill_tokens
-
     def write(self, rows: BytesWriter) -> None:
         """Append its numbers to a table, in the order of `SEGMENT_COLUMNS`."""
         write_i64_le(rows, self.start_ns)

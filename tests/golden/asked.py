@@ -204,7 +204,7 @@ _TOGETHER: tuple[dict[str, Any], ...] = (
     {"engine": {**_STAGES, "kv_offload": {"tiers": [{"name": "cpu", "gib": 1,
                                                      "link": "pcie-4"}]}}},
     *({"engine": {**_STAGES, switch: True}}
-      for switch in ("async_scheduling", "arrivals_between_steps", "check_horizon")),
+      for switch in ("async_scheduling", "check_horizon")),
     {"engine": {"pipeline_parallel_size": 33}}, {"engine": {"pipeline_parallel_size": 32}},
     {"engine": _STAGES, "backend": "real", "hardware": "cpu"},
     _claimed(_FIGURE, replications=1), _claimed(_FIGURE, _LARGEST), _claimed(_FIGURE, _FIGURE),

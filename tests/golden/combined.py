@@ -362,7 +362,9 @@ def drawn_fleet_of_pipelines(number: int) -> FleetCombination:
     return replace(
         one,
         policy=one.policy if one.policy in able else draw(*able),
-        config=replace(one.config, async_scheduling=False, arrivals_between_steps=False),
+        config=replace(
+            one.config, async_scheduling=False, chunked_pipeline_parallelism=draw(True, False)
+        ),
         num_layers=1,
         shares=tuple(draw((10,), (10, 10), (25, 1, 5), (5, 10)) for _ in one.roles),
     )

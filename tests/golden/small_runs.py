@@ -50,10 +50,17 @@ LIMITS = {
         kv_allocator="contiguous_pow2",
     ),
 }  # fmt: skip
-PIPELINE = EngineConfig(
+_STAGES = EngineConfig(
     num_blocks=30, max_model_len=100, block_size=4, max_num_seqs=4, max_num_resident=9,
     max_num_batched_tokens=24, enable_prefix_caching=True, pipeline_parallel_size=3,
 )  # fmt: skip
+PIPELINES = {
+    "pipeline": _STAGES,
+    "pipeline of vllm": replace(
+        _STAGES, chunked_pipeline_parallelism=True, arrivals_between_steps=True,
+        preempt_in_order=True, scheduler_reserve_full_isl=True,
+    ),
+}  # fmt: skip
 REQUEST_COLUMNS = (
     "id", "status", "queued_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns",
     "finish_ns", "generated_tokens", "num_preemptions", "recomputed_tokens", "cached_tokens",
@@ -106,8 +113,9 @@ def digest(case: str, limits: str) -> str:
     Sealed batches set memory aside, which goes with no prefix cache: they are run without.
     """
     policy, cost = make(case), None
-    if limits == "pipeline":
-        config, cost = PIPELINE, StagedCost((10, 15, 5), link_ns=100, link_token_ns=1)
+    if limits in PIPELINES:
+        config = PIPELINES[limits]
+        cost = StagedCost((10, 15, 5), link_ns=100, link_token_ns=1)
     else:
         config = LIMITS[limits]
     if isinstance(policy, Static):
@@ -117,7 +125,7 @@ def digest(case: str, limits: str) -> str:
 
 def limits_of(case: str) -> list[str]:
     """List the kinds of limits that a policy is run under."""
-    return [*LIMITS, "pipeline"] if make(case).can_pipeline else [*LIMITS]
+    return [*LIMITS, *PIPELINES] if make(case).can_pipeline else [*LIMITS]
 
 
 def digest_of(log: RunLog) -> str:

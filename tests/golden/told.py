@@ -64,7 +64,7 @@ LIMITS = {
         wild.LIMITS["mixed, cached"], num_speculative_tokens=4, names_accepted_drafts=True,
         preempt_in_order=True, serve_behind_preempted=True,
     ),
-    "pipeline": small_runs.PIPELINE,
+    **small_runs.PIPELINES,
 }  # fmt: skip
 _SHAPES = (BatchShape(0, 0, 0, ((7, 0),)), BatchShape(3, 40, 20))
 _LEFT = ("tokens_left", "rows_left", "residents_left", "seats_left", "swap_blocks_left")
@@ -245,7 +245,7 @@ def told(case: str) -> dict[str, Any]:
             p, config, acceptance, NgramDrafter(1e-8)
         )
     cost: CostModel = _Extremes(1000, 10, 0)
-    if limits == "pipeline":
+    if limits in small_runs.PIPELINES:
         cost = StagedCost((10, 15, 5), link_ns=100, link_token_ns=1)
     policy = Telling(int(seed))
     log = laws.run(policy, work, config, cost, prove=False, **options)

@@ -25,6 +25,8 @@ def pipelines(draw):
     return cost, replace(
         config,
         pipeline_parallel_size=len(shares),
+        chunked_pipeline_parallelism=draw(st.booleans()),
+        arrivals_between_steps=draw(st.booleans()),
         enable_prefix_caching=caches,
         preempt_in_order=draw(st.booleans()),
         serve_behind_preempted=draw(st.booleans()),

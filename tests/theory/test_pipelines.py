@@ -1,5 +1,7 @@
 """What several batches in flight must come to where it can be worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,21 @@ def test_as_many_equal_batches_as_stages_leave_bubbles_only_at_the_ends(stages):
     end_ns = (stages - 1 + num_steps) * STAGE_NS
     assert log.steps()["end_ns"].tolist() == list(range(stages * STAGE_NS, end_ns + 1, STAGE_NS))
     assert bubbles(log) == pytest.approx(1 - num_steps / (num_steps + stages - 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize("policy", ["fcfs", "sarathi"])
+def test_chunks_of_one_prompt_follow_each_other_through_the_stages(stages, policy):
+    work = [arrival(0, 0, 700, 2)]  # seven chunks
+    limits = config(stages, max_num_batched_tokens=100)
+    one_by_one = serve(work, limits, constant((10,) * stages), policy)
+    assert one_by_one.requests()["first_token_ns"].tolist() == [7 * stages * STAGE_NS]
+    limits = replace(limits, chunked_pipeline_parallelism=True)
+    following = serve(work, limits, constant((10,) * stages), policy)
+    assert following.requests()["first_token_ns"].tolist() == [(7 + stages - 1) * STAGE_NS]
+    assert following.steps()["start_ns"][: stages + 1].tolist() == [0] * stages + [
+        stages * STAGE_NS
+    ]
 
 
 @pytest.mark.parametrize("stages", [2, 4])

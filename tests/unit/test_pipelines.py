@@ -153,7 +153,7 @@ def test_memory_is_that_of_the_tightest_stage():
 # -- batches in flight ---------------------------------------------------------------------------
 
 
-def test_preempted_in_the_pipeline_is_computed_again_and_its_batch_is_padding():
+def test_preempted_in_the_pipeline_keeps_its_token_and_loses_its_memory():
     # Eight blocks of one token: request 0 grows until request 1, in flight, has to give way.
     limits = EngineConfig(
         num_blocks=8, max_model_len=8, block_size=1, max_num_seqs=1, max_num_resident=2,
@@ -165,8 +165,62 @@ def test_preempted_in_the_pipeline_is_computed_again_and_its_batch_is_padding():
     laws.check(log, work, limits)
     requests, steps = log.requests(), log.steps()
     assert requests["num_preemptions"].tolist() == [0, 1]
-    assert steps["padding_tokens"].sum() == 1
-    assert (steps["num_decodes"] + steps["num_prefills"])[steps["padding_tokens"] > 0] == [0]
+    assert steps["padding_tokens"].sum() == 0
+    evicted_ns = int(log.preemptions()["evicted_ns"][0])
+    came_ns = log.token_times(1)
+    in_flight = (steps["start_ns"] < evicted_ns) & (steps["end_ns"] > evicted_ns)
+    (late_ns,) = steps["end_ns"][in_flight & (steps["num_decodes"] == 1)]
+    assert late_ns in came_ns, "the token that was under way is its own"
+    context = int((came_ns <= late_ns).sum()) + 2
+    assert requests["recomputed_tokens"].tolist() == [0, context - 1]
+    resumed_ns = int(log.preemptions()["resumed_ns"][0])
+    assert resumed_ns >= late_ns, "it waits for that"
+
+
+def test_answer_that_ends_in_the_pipeline_is_whole_though_its_request_was_preempted():
+    limits = EngineConfig(
+        num_blocks=8, max_model_len=8, block_size=1, max_num_seqs=1, max_num_resident=2,
+        pipeline_parallel_size=2,
+    )  # fmt: skip
+    work = [arrival(0, 0, 2, 6), arrival(1, 0, 2, 3)]
+    log = laws.run(registry.make("fcfs"), work, limits, StagedCost((10, 10)))
+    laws.check(log, work, limits)
+    requests, gone = log.requests(), log.preemptions()
+    assert requests["num_preemptions"].tolist() == [0, 1]
+    assert requests["recomputed_tokens"].tolist() == [0, 0], "nothing is computed for it any more"
+    assert requests["generated_tokens"].tolist() == [6, 3]
+    assert gone["evicted_ns"][0] < requests["last_token_ns"][1] == gone["resumed_ns"][0]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_arrival_between_steps_waits_until_a_batch_is_back(follows):
+    limits = EngineConfig(
+        num_blocks=99, max_model_len=90, block_size=1, max_num_seqs=2, max_num_batched_tokens=10,
+        pipeline_parallel_size=3, arrivals_between_steps=True,
+        chunked_pipeline_parallelism=follows,
+    )  # fmt: skip
+    work = [arrival(0, 0, 20, 3), arrival(1, 1_500, 4, 1)]
+    cost = StagedCost((10, 10, 10), base_ns=1000, token_ns=0, context_ns=0)
+    log = laws.run(registry.make("fcfs"), work, limits, cost)
+    laws.check(log, work, limits)
+    requests, steps = log.requests(), log.steps()
+    assert requests["queued_ns"].tolist() == [0, 3_000]
+    assert requests["first_scheduled_ns"].tolist() == [0, 3_000]
+    # What is left of the other prompt goes with it, unless it followed at once.
+    assert steps["prefill_tokens"].tolist()[: 2 + follows] == ([10, 10, 4] if follows else [10, 10])
+
+
+def test_batch_of_nobody_has_a_place_until_the_one_before_it_is_back():
+    # Two requests as one chunk each: the first two batches fill two of three places, a batch of
+    # nobody the third. When the first is back, one of the two who came can begin, not both.
+    limits = EngineConfig(
+        num_blocks=99, max_model_len=90, block_size=1, max_num_seqs=1, max_num_resident=9,
+        max_num_batched_tokens=10, pipeline_parallel_size=3, arrivals_between_steps=True,
+    )  # fmt: skip
+    work = [arrival(i, at_ns, 10, 1) for i, at_ns in enumerate((0, 0, 500, 600, 700))]
+    cost = StagedCost((10, 10, 10), base_ns=1000, token_ns=0, context_ns=0)
+    log = laws.run(registry.make("fcfs"), work, limits, cost)
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 0, 3_000, 4_000, 4_000]
 
 
 def test_plain_engine_refuses_several_batches():

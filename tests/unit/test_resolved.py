@@ -25,6 +25,7 @@ CHANGED = {
     "arrivals_between_steps": True, "fast_forward": False, "check_horizon": True,
     "pipeline_parallel_size": 2, "overrun_at_stop": True, "offloading_connector": True,
     "serve_behind_preempted": True, "names_accepted_drafts": True,
+    "chunked_pipeline_parallelism": True,
 }  # fmt: skip
 
 

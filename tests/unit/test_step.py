@@ -218,14 +218,3 @@ def test_steps_are_unwritten_until_somebody_asks_for_one():
     assert steps.times is None
     steps.durations_ns.append(5)
     assert (steps.num_steps, steps.total_ns) == (4, 65)
-
-
-def test_what_was_computed_for_nobody_counts_as_padding():
-    row = SegmentRow(*range(100, 117))
-    before = {name: getattr(row, name) for name in SEGMENT_COLUMNS}
-    row.computed_for_nobody(num_decodes=1, num_prefills=2, prefill_tokens=30, prefills_done=4)
-    changes = {"num_decodes": -1, "num_prefills": -2, "prefill_tokens": -30, "prefills_done": -4,
-               "padding_tokens": 1 + 30}  # fmt: skip
-    assert {name: getattr(row, name) for name in SEGMENT_COLUMNS} == {
-        name: value + changes.get(name, 0) for name, value in before.items()
-    }

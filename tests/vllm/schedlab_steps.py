@@ -11,6 +11,7 @@ from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
+from tests.staged_cost import StagedCost
 from tests.vllm.workloads import STEP_NS, Workload
 
 
@@ -45,6 +46,10 @@ def steps_of(workload: Workload) -> list[Step]:
     policy = recorded(workload.policy, steps)
     cost = laws.LinearCost(base_ns=STEP_NS, token_ns=0, context_ns=0)
     config, drafts = laws.slow(workload.config), workload.drafts
+    if len(workload.shares) > 1:
+        staged = StagedCost(workload.shares, base_ns=STEP_NS, token_ns=0, context_ns=0)
+        laws.run(policy, workload.arrivals, config, staged)
+        return steps
 
     def make_executor(pricing: Pricing) -> SimExecutor:
         if drafts is None:

@@ -62,6 +62,17 @@ def test_fcfs_and_priority_take_the_steps_of_vllm(first):
 
 
 @pytest.mark.parametrize("first", range(0, WORKLOADS // 2, CHUNK))
+def test_batches_in_a_pipeline_are_those_of_vllm(first):
+    for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
+        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
+        workload = workloads.divide(workload, seed)
+        ours, theirs = schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
+        difference = first_difference(ours, theirs)
+        stages = workload.shares
+        assert difference is None, f"workload {seed} ({workload.kind}, {stages}): {difference}"
+
+
+@pytest.mark.parametrize("first", range(0, WORKLOADS // 2, CHUNK))
 def test_drafts_are_verified_in_the_steps_of_vllm(first):
     for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
         workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")

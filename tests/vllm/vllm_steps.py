@@ -84,7 +84,7 @@ def vllm_config(config: EngineConfig, policy: str) -> Any:
         ),
         model_config=Nothing(max_model_len=config.max_model_len, runner_type="generate"),
         parallel_config=Nothing(
-            pipeline_parallel_size=1,
+            pipeline_parallel_size=config.pipeline_parallel_size,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
             data_parallel_index=0,
@@ -97,11 +97,15 @@ def vllm_config(config: EngineConfig, policy: str) -> Any:
         num_speculative_tokens=config.num_speculative_tokens,
         num_lookahead_tokens=config.num_lookahead_tokens,
         num_prefill_lookahead_tokens=0,
-        max_in_flight_tokens=2 * config.max_num_batched_tokens,
-        max_concurrent_batches=2 if config.async_scheduling else 1,
+        max_in_flight_tokens=_most_batches(config) * config.max_num_batched_tokens,
+        max_concurrent_batches=_most_batches(config),
         use_v2_model_runner=False,
         additional_config={"schedlab": {"policy": policy, **COSTS}},
     )
+
+
+def _most_batches(config: EngineConfig) -> int:
+    return 2 if config.async_scheduling else config.pipeline_parallel_size
 
 
 def _speculative_config(config: EngineConfig) -> Any:
@@ -236,15 +240,32 @@ class Model:
         return DraftTokenIds([request.request_id for request in begun], drafts)
 
 
+class _Stages:
+    """When a batch has passed the stages of a pipeline, each of which serves one at a time."""
+
+    def __init__(self, shares: tuple[int, ...]) -> None:
+        self._took_ns = [share * STEP_NS // 10 for share in shares]
+        self._free_ns = [0] * len(shares)
+
+    def pass_through(self, now_ns: int) -> int:
+        """Send a batch in, and return when it is back."""
+        for i, took_ns in enumerate(self._took_ns):
+            now_ns = self._free_ns[i] = max(now_ns, self._free_ns[i]) + took_ns
+        return now_ns
+
+
 def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Step]:
     """Run vLLM's engine loop on a workload, every step taking the same time.
 
     Source: vLLM, vllm/v1/engine/core.py, step() and step_with_batch_queue(): the queue holds two
-    batches with async scheduling, so that each is scheduled while the one before it runs.
+    batches with async scheduling, so that each is scheduled while the one before it runs, and as
+    many as stages in a pipeline, empty ones among them.
     """
     scheduler = make_scheduler(workload, cls)
     block_size = workload.config.block_size
-    most_batches = 2 if workload.config.async_scheduling else 1
+    most_batches = _most_batches(workload.config)
+    stages = _Stages(workload.shares)
+    is_pipeline = len(workload.shares) > 1
     preempted: list[int] = []
     take_memory = scheduler._preempt_request
 
@@ -277,11 +298,14 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
             now_ns = coming[0].ready_ns
             continue
         if scheduler.has_requests():
-            start_ns = max(now_ns, batches[-1].end_ns) if batches else now_ns
+            follows = batches and not is_pipeline
+            start_ns = max(now_ns, batches[-1].end_ns) if follows else now_ns
             scheduler.virtual_ns = start_ns
             scheduled = scheduler.schedule()
             tokens = scheduled.num_scheduled_tokens
-            end_ns = start_ns + (STEP_NS if tokens else 0)
+            end_ns = stages.pass_through(start_ns) if tokens else start_ns
+            if batches:
+                end_ns = max(end_ns, batches[-1].end_ns)
             sampled = [i for i in tokens if not scheduler.requests[i].is_prefill_chunk]
             batches.append(_Batch(scheduled, sampled, end_ns))
             idle = 0 if tokens else idle + 1

@@ -58,6 +58,8 @@ class Workload(NamedTuple):
     """When whose client goes away, in order of time."""
     drafts: Drafts | None = None
     """What becomes of drafts, where the engine speculates."""
+    shares: tuple[int, ...] = (10,)
+    """What each stage of the pipeline takes of a step, in tenths."""
 
     @property
     def kind(self) -> str:
@@ -128,6 +130,19 @@ def speculate(workload: Workload, seed: int, ahead: bool = False) -> Workload:
         )
     drafts = Drafts(seed, rng.choice((0.0, 0.5, 0.8, 1.0)), ahead or rng.random() < 0.5)
     return workload._replace(config=config, drafts=drafts)
+
+
+def divide(workload: Workload, seed: int) -> Workload:
+    """Let the GPUs be the stages of a pipeline."""
+    rng = Random(f"divide {seed}")
+    shares = tuple(rng.choice((3, 10, 10, 10, 17)) for _ in range(rng.choice((2, 2, 3, 4))))
+    config = replace(
+        workload.config,
+        async_scheduling=False,
+        pipeline_parallel_size=len(shares),
+        chunked_pipeline_parallelism=True,
+    )
+    return workload._replace(config=config, shares=shares)
 
 
 def cut_short(workload: Workload, seed: int, may_abort: bool) -> Workload:
