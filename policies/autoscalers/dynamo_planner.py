@@ -7,7 +7,8 @@ from schedlab.policies.autoscalers.autoscaler import Autoscaler
 from schedlab.policies.autoscalers.registry import register
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.pool_state import PoolState
+from schedlab.sim.drive.pool_state import Answer, PoolState
+from schedlab.sim.sums import in_order
 
 _LARGEST_BATCH = 4096
 
@@ -20,8 +21,11 @@ class DynamoPlanner(Autoscaler):
     ``batch / step(batch)`` tokens a second, with the largest batch whose step holds the target, at
     contexts of a prompt and half an answer. The steps are estimated by the calibrated cost model,
     where Dynamo interpolates measurements. What was measured since the last time over what was
-    expected corrects both: queueing and cache hits show in it. An engine that serves requests whole
-    is counted as the sum of both loads, which is ours.
+    expected corrects both: queueing and cache hits show in it. Expected of answers is the step of
+    as many as an engine had in the mean of the interval, by Little's law ``came / engines *
+    duration / interval``, and no more than fit in memory; a request's duration is that of the
+    whole, as Dynamo's front end measures it. Measured is the mean over all gaps between tokens. An
+    engine that serves requests whole is counted as the sum of both loads, which is ours.
 
     Parameters
     ----------
@@ -32,8 +36,9 @@ class DynamoPlanner(Autoscaler):
     """
 
     source = (
-        "docs.nvidia.com/dynamo, Planner Design: throughput-based scaling, constant predictor; "
-        "load * min(1, TTFT correction) / throughput, ITL target / ITL correction"
+        "ai-dynamo/dynamo, planner/utils/planner_core.py, make_adjustments() and "
+        "_compute_replica_requirements(), constant predictor; load * min(1, TTFT correction) / "
+        "throughput, ITL target / ITL correction"
     )
 
     def __init__(self, ttft_ms: float = 1000.0, itl_ms: float = 50.0) -> None:
@@ -63,12 +68,13 @@ class DynamoPlanner(Autoscaler):
         return prompt / expected_ms * 1e3 / min(1.0, correction)
 
     def _output_tokens_per_s(self, pool: PoolState, engine: EngineState, context: float) -> float:
-        took_ms = _mean([a.tpot_ms for a in pool.answers if a.output_tokens > 1])
-        batch = max(_mean([float(one.num_running) for one in pool.engines]), 1.0)
-        expected_ms = _step_ms(engine, round(batch), context)
-        target_ms = self.itl_ms / (took_ms / expected_ms) if took_ms else self.itl_ms
-        holds = int(engine.num_blocks * engine.block_size / max(context, 1.0))
-        low, high = 1, max(min(holds, _LARGEST_BATCH), 1)
+        holds = max(int(engine.num_blocks * engine.block_size / max(context, 1.0)), 1)
+        took_ms = _mean_gap_ms(pool.answers)
+        target_ms = self.itl_ms
+        if took_ms:
+            batch = min(max(round(_mean_concurrency(pool)), 1), holds)
+            target_ms /= took_ms / _step_ms(engine, batch, context)
+        low, high = 1, min(holds, _LARGEST_BATCH)
         while low < high:
             middle = (low + high + 1) // 2
             if _step_ms(engine, middle, context) <= target_ms:
@@ -78,8 +84,23 @@ class DynamoPlanner(Autoscaler):
         return low / _step_ms(engine, low, context) * 1e3
 
 
+def _mean_concurrency(pool: PoolState) -> float:
+    """Return how many requests an engine had in the mean of the interval, by Little's law."""
+    durations_ms = [a.ttft_ms + a.tpot_ms * (a.output_tokens - 1) for a in pool.answers]
+    came_per_ms = len(pool.came) / len(pool.engines) / (pool.interval_s * 1e3)
+    return came_per_ms * _mean(durations_ms)
+
+
+def _mean_gap_ms(answers: Sequence[Answer]) -> float:
+    """Return the mean over all gaps between tokens, 0 if there was none."""
+    num_gaps = sum([answer.output_tokens - 1 for answer in answers])
+    if not num_gaps:
+        return 0.0
+    return in_order([a.tpot_ms * (a.output_tokens - 1) for a in answers]) / num_gaps
+
+
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return in_order(values) / len(values) if values else 0.0
 
 
 def _prompt_ms(engine: EngineState, prompt: float) -> float:

@@ -130,9 +130,10 @@ def test_planner_divides_the_load_by_what_an_engine_does_within_its_targets():
 
     planner = registry.make("dynamo_planner", ttft_ms=500, itl_ms=21)
     came = [SimpleNamespace(prompt_tokens=99)] * 150  # 10 a second
-    # Decoded as expected: 5 running, 6 ms a step. Prompts of 99 tokens take 100 ms.
+    # As expected: 10 a second that take 694 ms are 7 at a time, of which a step takes 8 ms, and
+    # prompts of 99 tokens take 100. How many decode at that very moment does not matter.
     answers = [Answer(99, 100, 100.0, 6.0, True)]
-    one = engine(running=5, step_ns=step_ns)
+    one = engine(running=0, step_ns=step_ns)
     asked = {
         role: planner.num_engines(pool(one, role=role, came=came, answers=answers))
         for role in ("prefill", "decode", "mixed")
@@ -235,15 +236,50 @@ def test_planner_asks_what_a_lone_prompt_takes_and_a_batch_of_equal_contexts():
 @pytest.mark.parametrize("itl_ms", [2.0, 3.0, 9.5, 17.0, 18.5, 400.0])
 @pytest.mark.parametrize("took_ms", [0.0, 6.0, 9.0])
 def test_planner_takes_the_largest_batch_within_its_target(itl_ms, took_ms):
-    # A step takes a millisecond and one for each decode: 6 ms with the five that run now.
-    one = engine(running=5, step_ns=lambda shape: 1_000_000 * (1 + shape.num_new_tokens))
+    # A step takes a millisecond and one for each decode: 6 ms with five, who are there in the mean
+    # if so many come in 15 s and take a millisecond and half the time of 39 gaps.
+    one = engine(step_ns=lambda shape: 1_000_000 * (1 + shape.num_new_tokens))
     planner = registry.make("dynamo_planner", itl_ms=itl_ms)
     answers = [Answer(9, 40, 1.0, took_ms, True), Answer(9, 1, 1.0, 99.0, True)]
+    came = [SimpleNamespace(prompt_tokens=9)] * round(5 * 15_000 / (1 + 19.5 * took_ms))
     target_ms = itl_ms / (took_ms / 6.0) if took_ms else itl_ms
     fitting = [n for n in range(1, 17) if 1 + n <= target_ms]  # 1,600 tokens of memory, 100 each
     best = max(fitting, default=1)
-    found = planner._output_tokens_per_s(pool(one, answers=answers), one, 100.0)
+    seen = pool(one, came=came, answers=answers)
+    found = planner._output_tokens_per_s(seen, one, 100.0)
     assert found == pytest.approx(best / (1 + best) * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("num_engines", "duration_ms", "batch"),
+    [
+        (1, 500.0, 13),  # 12 a second for half a second: 6, 7 ms a step; 10 / (5 / 7) = 14 ms
+        (2, 500.0, 7),  # 3 each, 4 ms; 8 ms
+        (1, 9500.0, 16),  # 114, of which 16 have room: 17 ms; 34 ms, but 16 have room
+    ],
+)
+@pytest.mark.parametrize("running", [0, 40])
+def test_planner_expects_the_step_of_who_was_there_in_the_mean_and_not_of_who_is(
+    num_engines, duration_ms, batch, running
+):
+    def step_ns(shape):
+        return 1_000_000 * (1 + shape.num_new_tokens)
+
+    engines = [engine(running=running, step_ns=step_ns) for _ in range(num_engines)]
+    answers = [Answer(59, 82, duration_ms - 81 * 5.0, 5.0, True)]
+    came = [SimpleNamespace(prompt_tokens=59)] * 180
+    planner = registry.make("dynamo_planner", itl_ms=10.0)
+    found = planner._output_tokens_per_s(
+        pool(*engines, came=came, answers=answers), engines[0], 100.0
+    )
+    assert found == pytest.approx(batch / (1 + batch) * 1e3)
+
+
+def test_planner_measures_the_mean_over_all_gaps_and_not_over_answers():
+    # 90 gaps of 4 ms and 10 of 14: 5 ms. Half of the answers have 14.
+    answers = [Answer(9, 91, 1.0, 4.0, True), Answer(9, 11, 1.0, 14.0, True)]
+    assert dynamo_planner._mean_gap_ms(answers) == 5.0
+    assert dynamo_planner._mean_gap_ms([Answer(9, 1, 1.0, 0.0, True)]) == 0.0
 
 
 def member(index, in_flight=0, is_up=True, is_draining=True):
@@ -626,12 +662,16 @@ def naive_planner(seen, ttft_ms, itl_ms, step_ms):
         needed += rate * prompt / (prompt / alone_ms * 1e3 / min(1.0, took))
     if seen.role in ("mixed", "decode"):
         context = prompt + output / 2
-        tpots_ms = [one.tpot_ms for one in seen.answers if one.output_tokens > 1]
-        running = max(np.mean([one.num_running for one in seen.engines]), 1)
-        target_ms = itl_ms
-        if tpots_ms and np.mean(tpots_ms):
-            target_ms /= np.mean(tpots_ms) / step_ms(0, round(running), round(context))
+        gaps_ms = [gap for one in seen.answers for gap in [one.tpot_ms] * (one.output_tokens - 1)]
+        lasted_s = np.mean([
+            one.ttft_ms + one.tpot_ms * (one.output_tokens - 1) for one in seen.answers
+        ]) / 1e3  # fmt: skip
         most = max(int(seen.engines[0].num_blocks * seen.engines[0].block_size / context), 1)
+        target_ms = itl_ms
+        if gaps_ms and np.mean(gaps_ms):
+            beside = round(rate / len(seen.engines) * lasted_s)
+            expected_ms = step_ms(0, min(max(beside, 1), most), round(context))
+            target_ms /= np.mean(gaps_ms) / expected_ms
         batch = 1
         while batch < most and step_ms(0, batch + 1, round(context)) <= target_ms:
             batch += 1
