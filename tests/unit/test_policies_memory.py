@@ -137,6 +137,21 @@ def test_mc_sf_in_order_of_arrival_has_the_same_memory_rule():
     assert log.requests()["num_preemptions"].sum() == 0
 
 
+def test_mc_sf_looks_for_the_peak_when_a_prompt_of_several_steps_ends():
+    # Request 1 is computed in ten steps of two tokens, beside the decodes of request 0, and ends
+    # after 12: then request 0, with 4 tokens now, has 16, and request 1 has 23. Three steps later
+    # request 0 ends first, after 10, with 17 tokens, and then request 1 has 20 + 10 - 9.
+    work = [
+        arrival(0, prompt=1, output=16, predicted_tokens=16.0),
+        arrival(1, 3_000, prompt=20, output=3, predicted_tokens=3.0),
+    ]
+    for num_blocks, joins in ((39, 3), (38, 6)):
+        config = limits(num_blocks=num_blocks, block_size=1, budget=3)
+        got, log = batches("mc_sf", work, config, margin=0.0)
+        assert got[joins - 1 : joins + 1] == [{0: 1}, {0: 1, 1: 2}]
+        assert log.requests()["num_preemptions"].sum() == 0
+
+
 def test_mc_sf_with_a_margin_admits_fewer():
     work = [arrival(i, prompt=4, output=2, predicted_tokens=2.0) for i in range(3)]
     config = limits(num_blocks=18, block_size=1)
