@@ -181,6 +181,31 @@ def test_bucketed_with_half_accuracy_is_wrong_half_of_the_time_and_by_one_bucket
 
 
 @pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("middle", [100, 100, 300, 300, 500]),
+        ("lower", [1, 1, 200, 200, 400]),  # TetriInfer's, and never less than a token
+        ("upper", [200, 200, 400, 400, 600]),  # S3's
+    ],
+)
+def test_bucketed_of_a_width_says_the_middle_or_an_end(says, told):
+    lengths = np.array([1, 199, 200, 399, 400])
+    assert predict("bucketed", lengths, bucket_tokens=200, says=says).tolist() == told
+
+
+def test_bucketed_of_a_width_is_wrong_by_one_bucket_also_where_there_is_one():
+    lengths = np.array([0, 200, 400])
+    assert set(predict("bucketed", lengths, bucket_tokens=200, accuracy=0.0)) <= {100, 300, 500}
+    assert predict("bucketed", lengths, bucket_tokens=500, accuracy=0.0).tolist() == [750.0] * 3
+
+
+def test_bucketed_of_equal_mass_says_the_edges_of_the_quantiles():
+    lengths = np.array([1, 2, 4, 6, 8])
+    assert predict("bucketed", lengths, num_buckets=4, says="lower").tolist() == [1, 1, 2, 4, 6]
+    assert predict("bucketed", lengths, num_buckets=4, says="upper").tolist() == [2, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
     ("name", "params", "message"),
     [
         ("orakel", {}, r"did you mean oracle\?"),
@@ -192,6 +217,8 @@ def test_bucketed_with_half_accuracy_is_wrong_half_of_the_time_and_by_one_bucket
         ("noisy", {"sigma": 0.1, "factor": 0.0}, "factor"),
         ("bucketed", {"num_buckets": 1}, "at least 2"),
         ("bucketed", {"accuracy": 2.0}, "accuracy"),
+        ("bucketed", {"bucket_tokens": 0}, "bucket_tokens must be at least 1"),
+        ("bucketed", {"says": "end"}, "says must be middle, lower or upper"),
         ("constant", {"tokens": 0.0}, "tokens must be"),
         ("oracle", {"sigma": 0.1}, "no parameter 'sigma'"),
         ("oracle", {"latency_s": -1.0}, "latency_s"),
