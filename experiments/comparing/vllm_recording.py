@@ -77,13 +77,14 @@ class Timeline:
 
 
 def read_recording(path: Path) -> Timeline:
-    """Read a requests.jsonl, or the JSON that a load generator saved.
+    """Read a requests.jsonl, or what a load generator saved.
 
     Parameters
     ----------
     path : Path
         What vLLM's, GuideLLM's or inference-perf's client saved of its requests (its name ends in
-        .json), which are then queued when they were sent; or one object a line: request_id
+        .json) or AIPerf's (lines), which are then queued when they were sent; or one object a
+        line: request_id
         (``<anything>-<row of the workload>``), input_toks, output_toks, queued_ts, first_token_ts,
         last_token_ts (seconds, one clock), and scheduled_ts in all lines or none. Of a client's
         requests those that failed and those without tokens are left out.

@@ -64,6 +64,41 @@ INFERENCE_PERF = [
 ALL = {"vllm": VLLM, "guidellm": GUIDELLM, "inference-perf": INFERENCE_PERF}
 
 
+def aiperf_request(start_s, prompt, output, ttft_ms, latency_ms):
+    metrics = {
+        "input_sequence_length": {"value": prompt, "unit": "tokens"},
+        "output_sequence_length": {"value": output, "unit": "tokens"},
+        "time_to_first_token": {"value": ttft_ms, "unit": "ms"},
+        "request_latency": {"value": latency_ms, "unit": "ms"},
+    }
+    metadata = {
+        "session_num": 0, "request_start_ns": round(start_s * 1e9), "benchmark_phase": "profiling",
+        "request_end_ns": round(start_s * 1e9 + latency_ms * 1e6), "was_cancelled": False,
+    }  # fmt: skip
+    return {"metadata": metadata, "metrics": metrics, "error": None}
+
+
+AIPERF = [
+    aiperf_request(107.5, 20, 3, 500.0, 2000.0),
+    aiperf_request(105.0, 30, 2, 250.0, 375.0),
+    {
+        "metadata": {"request_start_ns": 106 * 10**9, "was_cancelled": True},
+        "metrics": {"error_isl": {"value": 40, "unit": "tokens"}},
+        "error": {"code": 499, "type": "RequestCancellationError", "message": "cancelled"},
+    },
+]
+
+
+@pytest.fixture
+def saved_lines(tmp_path):
+    def save(requests, name="profile_export.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(request) + "\n" for request in requests))
+        return path
+
+    return save
+
+
 @pytest.fixture
 def saved(tmp_path):
     def save(data, name="result.json"):
@@ -252,3 +287,67 @@ def test_results_of_vllm_without_requests_are_told_from_what_is_none_of_them(tmp
         path.write_text(json.dumps(data))
         with pytest.raises(TraceError, match=said):
             read_client_results(path)
+
+
+@pytest.mark.parametrize("name", ["profile_export.jsonl", "lines.json"])
+def test_lines_of_aiperf_are_a_recording_and_a_workload(name, saved_lines):
+    path = saved_lines(AIPERF, name)
+    assert detect_format(path) == "client_results"
+    found = read_recording(path)
+    assert found.prompt_tokens.tolist() == [30, 20]
+    assert found.output_tokens.tolist() == [2, 3]
+    assert found.queued_s.tolist() == [105.0, 107.5]
+    assert found.first_token_s.tolist() == [105.25, 108.0]
+    assert found.last_token_s.tolist() == [105.375, 109.5]
+    trace = read(path)
+    assert trace.arrival_ns.tolist() == [0, 2_500_000_000]
+    assert sum(trace.report.rows_dropped.values()) == 1
+    assert len(read(saved_lines(AIPERF[:1]))) == 1  # one line is one JSON value, too
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "said"),
+    [
+        ("metrics", "time_to_first_token", {"value": 0.5, "unit": "sec"}, "must be in ms, got 'se"),
+        ("metrics", "request_latency", {"value": "x", "unit": "ms"}, "a time in milliseconds, got"),
+        ("metrics", "request_latency", {"value": 100.0, "unit": "ms"}, "must not run backwards"),
+        ("metrics", "request_latency", {"unit": "ms"}, "request_latency: no value"),
+        ("metrics", "output_sequence_length", {"value": 2.5, "unit": "tokens"}, "whole number"),
+        ("metadata", "request_start_ns", 1e30, "request_start_ns must be a time in nanoseconds"),
+    ],
+)
+def test_line_of_aiperf_that_cannot_be_is_refused_with_its_number(
+    where, name, value, said, saved_lines
+):
+    requests = json.loads(json.dumps(AIPERF))
+    requests[1][where][name] = value
+    with pytest.raises(TraceError, match=rf"profile_export\.jsonl:2: .*{said}"):
+        read(saved_lines(requests))
+
+
+def test_lines_of_aiperf_without_streaming_or_whole_json_are_refused(saved_lines):
+    requests = json.loads(json.dumps(AIPERF))
+    del requests[0]["metrics"]["time_to_first_token"]
+    with pytest.raises(TraceError, match=r"jsonl:1: no times of its tokens: only streamed"):
+        read(saved_lines(requests))
+    path = saved_lines(AIPERF)
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(TraceError, match=r"jsonl:3: not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"experiments": [], "service_kind": "openai"}, "GenAI-Perf saves no token counts of sing"),
+        (
+            {"request_throughput": {}, "request_latency": {}, "input_config": {}},
+            "totals of a run of AIPerf or GenAI-Perf; .* in profile_export.jsonl",
+        ),
+    ],
+)
+def test_files_of_genai_perf_name_the_one_that_is_read(data, said, saved):
+    with pytest.raises(TraceError, match=said):
+        read(saved(data), "client_results")
+    with pytest.raises(TraceError, match=said):
+        read_recording(saved(data))

@@ -4,7 +4,8 @@ Sources of the formats: vLLM 0.32, `vllm bench serve --save-result --save-detail
 (vllm/benchmarks/serve.py); GuideLLM 0.4 to 0.8.1 (schemas/base/request_stats.py and info.py), its
 JSON report; inference-perf (kubernetes-sigs, inference_perf/apis/base.py and reportgen/base.py),
 its ``per_request_lifecycle_metrics.json``, with token counts and times inside `request_metrics`
-and `response_metrics` or, before those, beside them.
+and `response_metrics` or, before those, beside them; AIPerf (ai-dynamo, db4f639,
+docs/tutorials/working-with-profile-exports.md), its ``profile_export.jsonl``, a request a line.
 """
 
 from __future__ import annotations
@@ -20,13 +21,24 @@ from schedlab.sim.errors import TraceError
 from schedlab.sim.sums import in_order
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.reader import Reader, ReadOptions
-from schedlab.traces.readers.source import JSON_ERRORS, Peek, Records, open_text, readable
+from schedlab.traces.readers.source import (
+    JSON_ERRORS,
+    Peek,
+    Records,
+    open_text,
+    peek,
+    readable,
+)
 from schedlab.traces.readers.trace_builder import EMPTY_HINT, MOST_TOKENS, TraceBuilder
 from schedlab.traces.trace import Trace
 
 _NO_ANSWER = "failed or not finished when it was recorded"
 _WITHOUT_REQUESTS = {"request_throughput", "total_input_tokens"}
 """Keys that vLLM's results have with and without --save-detailed."""
+_OF_GENAI_PERF = {"experiments", "service_kind"}
+"""Keys of GenAI-Perf's profile_export.json."""
+_TOTALS_OF_AIPERF = {"request_throughput", "request_latency", "input_config"}
+"""Keys of profile_export_aiperf.json and profile_export_genai_perf.json."""
 _BEFORE_0_4 = "first_token_time"
 """A key of GuideLLM's requests that they had until then."""
 _MEASURED, _MADE = ("metrics", "request_totals"), ("scheduler_metrics", "requests_made")
@@ -63,8 +75,19 @@ class _Told(NamedTuple):
 
 
 def is_client_results(path: Path) -> bool:
-    """Whether a file is one of these and not JSON Lines: by its name."""
-    return path.suffix == ".json"
+    """Whether a file is one of these: JSON, by its name, or lines of AIPerf, by what is there."""
+    return path.suffix == ".json" or _is_of_aiperf(path)
+
+
+def _is_of_aiperf(path: Path) -> bool:
+    try:
+        return path.is_file() and _has_lines_of_aiperf(peek(path))
+    except TraceError:
+        return False
+
+
+def _has_lines_of_aiperf(peek: Peek) -> bool:
+    return peek.kind == "jsonl" and {"metadata", "metrics", "error"} <= set(peek.names)
 
 
 def read_client_results(path: Path, *, keep_empty: bool = False) -> tuple[list[ClientResult], int]:
@@ -93,6 +116,15 @@ def read_client_results(path: Path, *, keep_empty: bool = False) -> tuple[list[C
     """
     with open_text(path) as text, readable(path, [0]):
         content = text.read()
+    rows = list(_aiperf(content, path)) if _is_of_aiperf(path) else list(_rows(content, path))
+    answered = [_result(row, keep_empty) for row in rows if row is not None]
+    if not answered:
+        raise TraceError(f"{path}: no request was answered")
+    return sorted(answered, key=lambda row: row.sent_s), len(rows) - len(answered)
+
+
+def _rows(content: str, path: Path) -> Iterator[_Told | None]:
+    """Return the requests of one JSON value, None of each that was not answered."""
     try:
         data = json.loads(content)
     except JSON_ERRORS as error:
@@ -101,26 +133,32 @@ def read_client_results(path: Path, *, keep_empty: bool = False) -> tuple[list[C
             several = ": several results in one file, as vllm bench serve --append-result writes?"
         raise TraceError(f"{path}: not JSON ({error!s:.200}){several}") from None
     if isinstance(data, list):
-        rows = list(_inference_perf(data, path))
-    elif isinstance(data, dict) and "benchmarks" in data:
-        rows = list(_guidellm(data, path))
-    elif isinstance(data, dict) and "start_times" in data:
-        rows = list(_vllm(data, path))
-    elif isinstance(data, dict) and data.keys() >= _WITHOUT_REQUESTS:
+        return _inference_perf(data, path)
+    if isinstance(data, dict) and "benchmarks" in data:
+        return _guidellm(data, path)
+    if isinstance(data, dict) and "start_times" in data:
+        return _vllm(data, path)
+    if isinstance(data, dict) and data.keys() >= _WITHOUT_REQUESTS:
         raise TraceError(
             f"{path}: vllm bench serve saved no single requests in it; run it again with "
             "--save-result --save-detailed"
         )
-    else:
+    if isinstance(data, dict) and data.keys() >= _OF_GENAI_PERF:
         raise TraceError(
-            f"{path}: not the per-request results of a load generator: vLLM's have start_times "
-            "(vllm bench serve --save-result --save-detailed), GuideLLM's have benchmarks, "
-            "inference-perf's are a list (report.request_lifecycle.per_request: true)"
+            f"{path}: GenAI-Perf saves no token counts of single requests; its successor AIPerf "
+            "does, in profile_export.jsonl"
         )
-    answered = [_result(row, keep_empty) for row in rows if row is not None]
-    if not answered:
-        raise TraceError(f"{path}: no request was answered")
-    return sorted(answered, key=lambda row: row.sent_s), len(rows) - len(answered)
+    if isinstance(data, dict) and data.keys() >= _TOTALS_OF_AIPERF:
+        raise TraceError(
+            f"{path}: totals of a run of AIPerf or GenAI-Perf; AIPerf's single requests are in "
+            "profile_export.jsonl"
+        )
+    raise TraceError(
+        f"{path}: not the per-request results of a load generator: vLLM's have start_times "
+        "(vllm bench serve --save-result --save-detailed), GuideLLM's have benchmarks, "
+        "inference-perf's are a list (report.request_lifecycle.per_request: true), AIPerf's are "
+        "lines of metadata and metrics (profile_export.jsonl)"
+    )
 
 
 def _vllm(data: dict[str, Any], path: Path) -> Iterator[_Told | None]:
@@ -217,6 +255,48 @@ def _inference_perf(data: list[Any], path: Path) -> Iterator[_Told | None]:
         )
 
 
+def _aiperf(content: str, path: Path) -> Iterator[_Told | None]:
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        at = f"{path}:{number}"
+        try:
+            request = json.loads(line)
+        except JSON_ERRORS as error:
+            raise TraceError(f"{at}: not JSON ({error!s:.200})") from None
+        if _get(request, "error", at):
+            yield None
+            continue
+        started_ns = _get(_get(request, "metadata", at), "request_start_ns", at)
+        sent_s = _seconds(started_ns, "request_start_ns", at, "nanoseconds")
+        metrics = _get(request, "metrics", at)
+        first, last = (
+            None if told is None else sent_s + _seconds(told, name, at, "milliseconds")
+            for name in ("time_to_first_token", "request_latency")
+            for told in [_metric(metrics, name, "ms", at)]
+        )
+        yield _Told(
+            at,
+            sent_s,
+            _metric(metrics, "input_sequence_length", "tokens", at),
+            _metric(metrics, "output_sequence_length", "tokens", at),
+            first,
+            last,
+        )
+
+
+def _metric(metrics: object, name: str, unit: str, at: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the value of a metric of AIPerf, None if a request has none."""
+    if not isinstance(metrics, dict):
+        raise TraceError(f"{at}: metrics must be a JSON object")
+    if name not in metrics:
+        return None
+    told = metrics[name]
+    if _get(told, "unit", f"{at}: {name}") != unit:
+        raise TraceError(f"{at}: {name} must be in {unit}, got {told['unit']!r:.40}")
+    return _get(told, "value", f"{at}: {name}")
+
+
 def _get(data: Any, key: str, at: str) -> Any:  # noqa: ANN401 - JSON
     if not isinstance(data, dict) or key not in data:
         raise TraceError(f"{at}: no {key}")
@@ -249,10 +329,12 @@ def _tokens(value: object, name: str, at: str, keep_empty: bool) -> int:
     raise TraceError(f"{at}: {name} tokens must be a whole number above 0, got {value!r:.40}{hint}")
 
 
-def _seconds(value: object, what: str, at: str) -> float:
-    if isinstance(value, int | float) and type(value) is not bool and abs(value) < _LATEST_S:
-        return float(value)
-    raise TraceError(f"{at}: {what} must be a time in seconds, got {value!r:.40}")
+def _seconds(value: object, what: str, at: str, unit: str = "seconds") -> float:
+    per_s = {"seconds": 1.0, "milliseconds": 1e3, "nanoseconds": 1e9}[unit]
+    most = _LATEST_S * per_s
+    if isinstance(value, int | float) and type(value) is not bool and abs(value) < most:
+        return value / per_s
+    raise TraceError(f"{at}: {what} must be a time in {unit}, got {value!r:.40}")
 
 
 def _sniff(peek: Peek) -> bool:
@@ -260,7 +342,7 @@ def _sniff(peek: Peek) -> bool:
         {"start_times", "benchmarks"} & set(peek.names) or set(peek.names) >= _WITHOUT_REQUESTS
     )
     is_inference_perf = peek.kind == "json" and {"start_time", "info"} <= set(peek.names)
-    return is_report or is_inference_perf
+    return is_report or is_inference_perf or _has_lines_of_aiperf(peek)
 
 
 def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
@@ -292,7 +374,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
 
 READER = Reader(
     "client_results",
-    "per-request JSON of vllm bench serve, GuideLLM or inference-perf",
+    "per-request results of vllm bench serve, GuideLLM, inference-perf or AIPerf",
     _sniff,
     _chunks,
 )
