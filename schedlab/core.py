@@ -43,7 +43,7 @@ MODULES = (
     "sim.speculation.acceptance", "sim.speculation.drafters",
     "policies.attained_service", "policies.credits", "policies.deadlines", "policies.feedback",
     "policies.last_moment", "policies.preemption", "policies.rank_loop",
-    "policies.routers.prefix_tree",
+    "policies.routers.block_index", "policies.routers.prefix_tree",
     "policies.segment_choice", "policies.segments", "policies.serving_loop",
     "policies.slack_loop", "policies.step_load",
     "policies.tenant_service", "policies.virtual_batch",

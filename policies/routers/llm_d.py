@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from schedlab.policies.routers.prefix_tree import PrefixTree
+from schedlab.policies.routers.block_index import BlockIndex
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
@@ -19,6 +19,11 @@ class LlmD(Router):
     scores 0. Queue: 1 for the shortest queue and 0 for the longest, in between in proportion. KV:
     the share of its memory that is free. The source draws among equals, here they take turns.
 
+    Of each engine as many blocks are remembered as it has, one by one, and the least recently sent
+    is forgotten first: of a prompt its beginning, where the engine's cache loses the end. What is
+    behind a block that is forgotten everywhere does not count, and what is behind one that another
+    engine was sent counts, though the engine itself may have lost it. So the source does it.
+
     Parameters
     ----------
     prefix, queue, kv : float
@@ -30,8 +35,8 @@ class LlmD(Router):
     """
 
     source = (
-        "llm-d inference scheduler: prefix-cache 3, queue 2 and kv-cache-utilization 2; "
-        "approximateprefix/types.go, defaultMaxPrefixBlocks 256"
+        "llm-d inference scheduler (520af47): prefix-cache 3, queue 2 and kv-cache-utilization 2; "
+        "approximateprefix, types.go (defaultMaxPrefixBlocks 256), indexer.go and plugin.go"
     )
 
     def __init__(
@@ -52,7 +57,7 @@ class LlmD(Router):
         self.precise = precise
         self.max_prefix_blocks = max_prefix_blocks
         self.looks_at_caches = precise
-        self._tree = PrefixTree()
+        self._index = BlockIndex()
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the greatest score, in turn among equals."""
@@ -64,7 +69,7 @@ class LlmD(Router):
             known, all_tokens = cached_tokens(engines, request), request.prompt_tokens
         else:
             sizes = column(engines, "block_size")
-            known = self._tree.tokens(ids, column(engines, "index"), sizes)
+            known = self._index.tokens(ids, column(engines, "index"), sizes)
             num_blocks = -(-request.prompt_tokens // sizes[0])
             all_tokens = min(num_blocks, self.max_prefix_blocks or num_blocks) * sizes[0]
         by_prefix, by_queue, by_kv = self.prefix, self.queue, self.kv
@@ -81,12 +86,12 @@ class LlmD(Router):
         place = self.least(losses)
         if not self.precise:
             chosen = engines[place]
-            self._tree.add(chosen.index, ids, chosen.num_blocks)
+            self._index.add(chosen.index, ids, chosen.num_blocks)
         return place
 
     def engine_is_gone(self, index: int) -> None:
         """Forget what it was sent."""
-        self._tree.forget(index)
+        self._index.forget(index)
 
 
 def _kv_share(engine: EngineState) -> float:

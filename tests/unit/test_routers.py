@@ -11,6 +11,7 @@ from schedlab import core
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.routers import registry, slo_aware
+from schedlab.policies.routers.block_index import BlockIndex
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
 from schedlab.policies.speculation.draft_length import DraftLength
@@ -511,6 +512,35 @@ def test_llm_d_scores_the_share_of_the_leading_blocks_of_a_prompt(
     ids = (*sent[:num_shared], *range(1000, 1000 + num_blocks - num_shared))
     last = request(prompt=prompt, prefix_hash_ids=ids)
     assert router.route(last, engines(num_waiting=(1, 0), num_blocks=large)) == place
+
+
+def test_llm_d_forgets_the_beginning_of_the_oldest_prompt_and_with_it_all_of_it():
+    # An engine of 12 blocks is sent 10 and 4: the first two are forgotten, and the other 8 count
+    # only where another engine was sent the first two.
+    first, other = tuple(range(1, 11)), (20, 21, 22, 23)
+    index = BlockIndex()
+    index.add(0, first, 12)
+    index.add(0, other, 12)
+    assert index.tokens(first, [0, 1], [16, 16]) == [0, 0]
+    assert index.tokens(other, [0, 1], [16, 16]) == [64, 0]
+    index.add(1, first[:5], 12)
+    assert index.tokens(first, [0, 1], [16, 4]) == [16 * 8, 4 * 5]
+    index.add(0, first, 12)  # the last eight are used again, the first two come anew
+    assert index.tokens(first, [0, 1], [16, 16]) == [160, 80]
+    assert index.tokens(other, [0, 1], [16, 16]) == [0, 0]
+    index.forget(0)
+    assert index.tokens(first, [0, 1], [16, 16]) == [0, 80]
+
+
+def test_llm_d_remembers_as_many_blocks_as_an_engine_has():
+    prompt = request(prompt=160, prefix_hash_ids=tuple(range(10)))
+    for num_blocks, place in ((13, 1), (14, 0)):
+        router = registry.make("llm_d", queue=0.0, kv=0.0)
+        two = [Told(index=i, num_blocks=num_blocks) for i in range(2)]
+        router.route(prompt, two[:1])
+        router.route(request(prompt=64, prefix_hash_ids=(50, 51, 52, 53)), two[:1])
+        router.turn = 1  # of equals the second would take it
+        assert router.route(prompt, two) == place
 
 
 def test_tree_forgets_the_ends_of_the_oldest_prompts_of_each_engine():
