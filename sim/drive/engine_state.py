@@ -194,6 +194,11 @@ class LiveState:
             self._waiting_blocks = sum([self._blocks_to_come(state) for state in self._waiting()])
         return self._waiting_blocks
 
+    @property
+    def num_preempted(self) -> int:
+        """Requests without a seat that had one, and lost their memory."""
+        return sum([state.num_preemptions > 0 for state in self._waiting()])
+
     def _waiting(self) -> list[RequestState]:
         """Return the requests without a seat."""
         requests = self._requests

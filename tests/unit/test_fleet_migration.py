@@ -130,12 +130,18 @@ def test_migrator_that_names_no_other_engine_is_blamed(place):
 
 
 def engine(
-    used_blocks=0, running=1, first_waiting_blocks=0, num_urgent=0, waiting=0, waiting_blocks=0
+    used_blocks=0,
+    running=1,
+    first_waiting_blocks=0,
+    num_urgent=0,
+    waiting=0,
+    waiting_blocks=0,
+    num_preempted=0,
 ):
     return SimpleNamespace(
         used_blocks=used_blocks, num_blocks=100, num_running=running, num_urgent=num_urgent,
         first_waiting_blocks=first_waiting_blocks, num_waiting=waiting,
-        waiting_blocks=waiting_blocks,
+        waiting_blocks=waiting_blocks, num_preempted=num_preempted,
     )  # fmt: skip
 
 
@@ -183,6 +189,38 @@ def test_migrator_and_router_go_by_the_freeness_of_the_rule_they_are_given():
     for make in (routers.make, migrators.make):
         with pytest.raises(SpecError, match="rule must be paper or code, got 'ours'"):
             make("llumnix", rule="ours")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "moves"),
+    [
+        # 10 / 10 blocks free a request, 19 / 9 with one less; 60 / 10, and 56 / 11 with one more.
+        (engine(90, 10), engine(40, 10), True),
+        # 58 / 18, and 55.7 / 19 with one more, which is below 3.
+        (engine(90, 10), engine(42, 18), False),
+        # 10 / 2, and 55 / 1 with one less; 60 / 2, and 40 / 3 with one more: the other way round.
+        (engine(90, 2), engine(40, 2), False),
+        (engine(90, 2), engine(0, 0), True),  # an empty one takes it all the same
+        (engine(90, 10), engine(40, 10, num_preempted=1), False),  # somebody waits for memory
+    ],
+)
+def test_llumnix_by_its_code_moves_only_what_evens_out(source, target, moves):
+    candidates = [Candidate(source, False), Candidate(target, False)]
+    knobs = {"leave_below": 3.0, "enter_above": 3.0}
+    if source.num_running == 2:
+        knobs = {"leave_below": 6.0, "enter_above": 6.0}
+    by_code = migrators.make("llumnix", rule="code", **knobs)
+    assert by_code.pairs(candidates) == ([(0, 1)] if moves else [])
+    drains = [Candidate(source, True), candidates[1]]
+    assert by_code.pairs(drains) == ([] if target.num_preempted else [(0, 1)])
+    assert migrators.make("llumnix", **knobs).pairs(candidates) == [(0, 1)]
+
+
+def test_llumnix_by_its_code_leaves_engines_where_the_preempted_wait():
+    # 40 / 10 blocks free a request, 46 / 9 with one less; 80 / 1, and 60 / 2 with one more.
+    candidates = [Candidate(engine(60, 10, num_preempted=1), False), Candidate(engine(20), False)]
+    assert migrators.make("llumnix", rule="code").pairs(candidates) == [(0, 1)]
+    assert migrators.make("llumnix").pairs(candidates) == []
 
 
 def test_llumnix_pairs_the_least_free_with_the_freest_and_empties_who_drains():
