@@ -92,9 +92,9 @@ def test_scalers_by_steps_wait_for_an_engine_that_is_starting():
     full = (engine(used_blocks=95, waiting=3), engine(used_blocks=99))
     idle = (engine(), engine())
     missed, held = ([Answer(10, 10, 1.0, 1.0, holds)] for holds in (False, True))
-    kv = registry.make("kv_thresholds")
-    slo = registry.make("slo_attainment", patience=1)
     for engines, answers, change in ((full, missed, 1), (idle, held, -1)):
+        kv = registry.make("kv_thresholds")
+        slo = registry.make("slo_attainment", patience=1)
         for scaler in (kv, slo):
             assert scaler.num_engines(pool(*engines, num_engines=3, answers=answers)) == 3
             assert scaler.num_engines(pool(*engines, answers=answers)) == 2 + change
@@ -102,9 +102,26 @@ def test_scalers_by_steps_wait_for_an_engine_that_is_starting():
 
 def test_kv_thresholds_move_one_engine_at_a_time():
     scaler = registry.make("kv_thresholds")
-    assert scaler.num_engines(pool(engine(used_blocks=95), engine(used_blocks=90))) == 3
     assert scaler.num_engines(pool(engine(used_blocks=95), engine(used_blocks=20))) == 2
     assert scaler.num_engines(pool(engine(used_blocks=50), engine(used_blocks=20))) == 1
+    assert scaler.num_engines(pool(engine(used_blocks=95), engine(used_blocks=90))) == 3
+
+
+def test_kv_thresholds_take_none_away_twice_after_one_was_added():
+    scaler = registry.make("kv_thresholds")
+    full, idle = pool(engine(used_blocks=95)), pool(engine(used_blocks=1), engine(used_blocks=1))
+    starting = pool(engine(used_blocks=1), num_engines=2)
+    seen = [full, starting, starting, idle, idle, idle, idle]  # what starts takes no time off
+    assert [scaler.num_engines(one) for one in seen] == [2, 2, 2, 2, 2, 1, 1]
+
+
+def test_kv_thresholds_count_who_waits_as_two_percent_of_the_memory():
+    # 80 % and five who wait are 90 %, and six are more; where nobody runs they do not count.
+    for waiting, running, asked in ((5, 1, 1), (6, 1, 2), (9, 0, 1)):
+        one = engine(waiting=waiting, running=running, used_blocks=80)
+        assert registry.make("kv_thresholds").num_engines(pool(one)) == asked
+    idle = engine(waiting=2, used_blocks=47)
+    assert registry.make("kv_thresholds").num_engines(pool(idle, idle)) == 2
 
 
 def test_attainment_adds_at_once_and_takes_away_with_patience():
@@ -715,13 +732,13 @@ def test_autoscalers_of_loads_ask_for_as_many_engines_as_naive_counts():
         )
         kv = registry.make("kv_thresholds", up=0.75, down=0.25)
         slo = registry.make("slo_attainment", target=0.75, patience=3)
-        past, held = [], 0
+        past, held, since_added = [], 0, 3
         for now_s in range(0, 900, 10):
             base = draw.choice((0, 25, 50, 75, 100))
             engines = [
                 SimpleNamespace(
                     num_waiting=base * draw.choice((0, 4)) // 50,
-                    num_in_flight=base // 5,
+                    num_in_flight=base // 5, num_running=base // 5,
                     used_blocks=base, num_blocks=draw.choice((100, 100, 200)),
                 )
                 for _ in range(draw.choice((0, 1, 1, 2, 3)))
@@ -750,7 +767,13 @@ def test_autoscalers_of_loads_ask_for_as_many_engines_as_naive_counts():
             assert hpa.num_engines(seen) == expected
             change = 0
             if uses and not late:
-                change = int(np.mean(uses) > 0.75) - int(np.mean(uses) < 0.25)
+                since_added += 1
+                waiting = [one.num_waiting if one.num_running else 0 for one in engines]
+                load = np.mean(uses) + 0.02 * np.mean(waiting)
+                if load > 0.75 + 1e-9:
+                    change, since_added = 1, 0
+                elif load < 0.25 - 1e-9 and since_added > 2:
+                    change = -1
             assert kv.num_engines(seen) == max(count + change, 0)
             if answers:
                 holds = sum(one.holds_targets for one in answers) / len(answers) >= 0.75
