@@ -14,7 +14,9 @@ class LeastKV(Router):
     """The engine that uses the least share of its KV memory, then with the fewest waiting.
 
     Memory tells of long contexts, which counts of requests do not; of requests that still wait it
-    tells nothing, so a burst between two looks goes to one engine unless they count as well.
+    tells nothing, so a burst between two looks goes to one engine unless they count as well. The
+    source adds the share of the CPU's KV memory, which vLLM no longer tells, and draws among
+    equals.
     """
 
     source = "AIBrix gateway plugins, least-kv-cache"

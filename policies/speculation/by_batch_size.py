@@ -13,8 +13,10 @@ class ByBatchSize(DraftLength):
     """Draft as many tokens as a table says for so many requests.
 
     With one row, ``[[N, 0]]``, it is vLLM's ``disable_by_batch_size: N`` (V0, N and more); the
-    table itself is its ``num_speculative_tokens_per_batch_size``. Needs to be tuned to model and
-    device: the table of one is wrong for another.
+    table itself is its ``num_speculative_tokens_per_batch_size``, whose rows ``[first, last,
+    tokens]`` hold up to the next one. Here those are counted who decode in the step that verifies;
+    vLLM counts all who were in the step before, prompts too. Needs to be tuned to model and device:
+    the table of one is wrong for another.
 
     Parameters
     ----------
