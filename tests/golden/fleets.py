@@ -26,6 +26,7 @@ from tests.laws import BatchShape, LinearCost
 
 ROUTERS: dict[str, dict[str, Any]] = {
     **{name: {} for name in routers.names()},
+    "autellix/short": {"max_small_tokens": 30},
     "consistent_hashing/tenant": {"key": "tenant", "num_points": 3},
     "consistent_hashing/prefix": {"key": "prefix", "load_factor": 1.01},
     "dynamo/warm": {"overlap_weight": 2.0, "temperature": 0.5},

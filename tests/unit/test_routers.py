@@ -343,6 +343,28 @@ def test_session_stays_where_it_was_and_new_ones_go_to_the_fewest():
     assert router.route(request(session="c"), engines(num_in_flight=(0, 9, 9))) == 1
 
 
+def test_autellix_keeps_long_prompts_with_their_session_and_spreads_short_ones():
+    router = registry.make("autellix")
+    busy = engines(num_in_flight=(3, 2, 0))
+    assert router.route(request(session="a", prompt=2048), busy) == 2
+    moved = engines(num_in_flight=(0, 2, 5))
+    long = request(session="a", prompt=2049)
+    assert router.route(long, moved) == 0, "a short call gives its session no engine"
+    assert router.route(long, busy) == 0, "the first long one does"
+    assert router.route(request(session="a", prompt=2048), busy) == 2
+    assert router.route(long, busy) == 0, "which a short one does not change"
+    assert router.route(request(session="b", prompt=2049), busy) == 2
+    assert router.route(request(prompt=2049), busy) == 2, "without a session"
+    assert router.route(long, busy[1:]) == 1, "its engine is gone"
+    assert router.route(long, moved) == 2, "and the new one is kept by number, not by place"
+
+
+def test_autellix_with_no_prompt_short_is_sticky():
+    router = registry.make("autellix", max_small_tokens=0)
+    assert router.route(request(session="a", prompt=1), engines(num_in_flight=(1, 0))) == 1
+    assert router.route(request(session="a", prompt=1), engines(num_in_flight=(0, 9))) == 1
+
+
 def test_consistent_hashing_moves_few_keys_and_bounds_loads():
     router = registry.make("consistent_hashing", load_factor=None)
     five = [Told(index=i) for i in range(5)]
@@ -649,6 +671,7 @@ def test_same_seed_draws_the_same_and_another_does_not():
         ("power_of_d", {"d": 0}, "d must be"),
         ("vllm", {"waiting_weight": -1}, "waiting_weight must be"),
         ("session_affinity", {"key": "user"}, "key must be"),
+        ("autellix", {"max_small_tokens": -1}, "max_small_tokens must be"),
         ("consistent_hashing", {"load_factor": 1.0}, "load_factor must be > 1"),
         ("prefix_aware", {"cache_threshold": 2}, "cache_threshold must be"),
         ("prefix_aware", {"low_match": "any"}, "low_match must be smallest_tree or"),
