@@ -166,6 +166,45 @@ class PrefixTree:
                 size -= self._forget_end(all_sent[0], size - max_blocks)
         self._sizes[engine] = size
 
+    def oldest(
+        self, engine: int, num_blocks: int, spared: Sequence[int]
+    ) -> list[tuple[Sequence[int], int, int]]:
+        """Say what would be forgotten of an engine if so many of its blocks had to be.
+
+        Parameters
+        ----------
+        engine : int
+            Which one.
+        num_blocks : int
+            How many; all that are remembered, if these are fewer.
+        spared : sequence of int
+            A prompt whose blocks are not forgotten: it is the one to be sent there.
+
+        Returns
+        -------
+        list of tuple
+            A prompt, and from where to where in it blocks would be forgotten, the first ones first.
+        """
+        found: list[tuple[Sequence[int], int, int]] = []
+        left = num_blocks
+        for sent in self._sent.get(engine, ()):
+            if left <= 0:
+                break
+            if sent.is_over:
+                continue
+            node: _Stretch | None = sent.node
+            end = sent.end
+            while left > 0 and node is not None and node.last.get(engine) is sent:
+                start = node.start
+                if start < len(spared) and spared[start] == node.ids[start]:
+                    start = node.common(spared)
+                if start < end:
+                    start = max(start, end - left)
+                    found.append((node.ids, start, end))
+                    left -= end - start
+                end, node = node.start, node.parent
+        return found
+
     def forget(self, engine: int) -> None:
         """Remember nothing of an engine."""
         for sent in self._sent.pop(engine, ()):

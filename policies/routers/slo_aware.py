@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.policies.routers.step_times import decode_ms, first_token_ms
 from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
-
-_MOST_PROMPTS = 32
 
 
 @register("slo_aware")
@@ -42,45 +40,16 @@ class SloAware(Router):
         tpot_ms = None if request.slo is None else request.slo.tpot_ms
         if ttft_ms is None and tpot_ms is None:
             return self.least(column(engines, "num_in_flight"))
-        first_ms = [_first_token_ms(request, engine) for engine in engines]
-        places = range(len(engines))
+        first_ms = [first_token_ms(engine, request.prompt_tokens) for engine in engines]
+        places, prompt_tokens = range(len(engines)), request.prompt_tokens
         holding = [
             place
             for place in places
             if (ttft_ms is None or first_ms[place] <= self.margin * ttft_ms)
-            and (tpot_ms is None or _decode_ms(request, engines[place]) <= self.margin * tpot_ms)
+            and (
+                tpot_ms is None or decode_ms(engines[place], prompt_tokens) <= self.margin * tpot_ms
+            )
         ]
         if holding:
             return max(holding, key=lambda place: (engines[place].num_in_flight, -place))
         return min(places, key=lambda place: (first_ms[place], place))
-
-
-def _first_token_ms(request: Request, engine: EngineState) -> float:
-    """Estimate when a first token comes out: after the prompts in front, in steps with decodes."""
-    num_prompts = min(engine.num_waiting + 1, _MOST_PROMPTS)
-    tokens = engine.backlog_tokens + request.prompt_tokens
-    chunk = -(-tokens // num_prompts)
-    chunks = ((chunk, 0),) * num_prompts
-    return engine.estimate_step_ns(_shape(engine, engine.num_running, 0, chunks)) / 1e6
-
-
-def _decode_ms(request: Request, engine: EngineState) -> float:
-    """Estimate a step of the decodes there and this one."""
-    shape = _shape(engine, engine.num_running + 1, request.prompt_tokens, ())
-    return engine.estimate_step_ns(shape) / 1e6
-
-
-def _shape(
-    engine: EngineState, num_decodes: int, more_tokens: int, chunks: tuple[tuple[int, int], ...]
-) -> BatchShape:
-    context = engine.used_blocks * engine.block_size + more_tokens if num_decodes else 0
-    mean = -(-context // num_decodes) if num_decodes else 0
-    return BatchShape(
-        num_decodes,
-        context,
-        mean,
-        chunks,
-        rows_sampled=num_decodes + len(chunks),
-        num_running=num_decodes,
-        decode_context_min_tokens=mean,
-    )

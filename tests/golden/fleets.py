@@ -34,6 +34,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "llm_d/precise": {"precise": True, "kv": 5.0},
     "llumnix/code": {"rule": "code"},
     "power_of_d/3": {"d": 3},
+    "preble/eager": {"window_s": 1e-4, "balance_ratio": 1.1, "min_requests": 0},
     "prefix_aware/least_loaded": {"cache_threshold": 0.8, "low_match": "least_loaded"},
     "prefix_aware/precise": {"precise": True, "cache_threshold": 0.5},
     "prefix_aware/balancing": {"balance_abs": 2, "balance_rel": 1.2, "max_tree_tokens": 40},

@@ -1,6 +1,6 @@
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import pytest
 from schedlab import core
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies.routers import registry, slo_aware
+from schedlab.policies.routers import registry, step_times
 from schedlab.policies.routers.block_index import BlockIndex
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
@@ -599,6 +599,135 @@ def test_tree_remembers_what_a_list_of_blocks_by_last_use_does():
             assert tree.sizes([0, 7]) == [len(used[0]), len(used[7])]
 
 
+def test_tree_says_what_it_would_forget_before_it_does():
+    draw = random.Random(1)
+    for _ in range(30):
+        tree, most = PrefixTree(), draw.choice((3, 6, 12))
+        held = set()
+        for _ in range(40):
+            text = "".join(draw.choices("ab", k=draw.randrange(1, 7)))
+            names = [hash(text[: i + 1]) for i in range(len(text))][:most]
+            num_over = len(held | set(names)) - most
+            pieces = tree.oldest(0, num_over, names)
+            told = {name for ids, start, end in pieces for name in ids[start:end]}
+            tree.add(0, names, most)
+            assert told == {n for n in held if n not in names and not _knows(tree, n)}
+            assert len(told) == max(num_over, 0)
+            held = (held | set(names)) - told
+
+
+def _knows(tree, name):
+    nodes = [tree._root]
+    for node in nodes:
+        nodes += node.next.values()
+    ends = ((node, node.last[0].end) for node in nodes if 0 in node.last)
+    return any(name in node.ids[node.start : min(node.end, end)] for node, end in ends)
+
+
+PREBLE_IDS = tuple(range(6))  # of 100 tokens 96
+
+
+def preble_request(ids=PREBLE_IDS, second=0.0, prompt=100, max_tokens=10, **keys):
+    return replace(
+        request(prompt=prompt, prefix_hash_ids=ids, **keys),
+        arrival_ns=round(second * 1e9),
+        max_tokens=max_tokens,
+    )
+
+
+@pytest.mark.parametrize(("num_shared", "place"), [(4, 0), (3, 1)])
+def test_preble_exploits_what_is_longer_than_the_rest_and_else_explores(num_shared, place):
+    router = registry.make("preble")
+    two = engines(num_running=(0, 0))
+    assert router.route(preble_request(), two) == 0
+    own = range(100, 106 - num_shared)
+    assert router.route(preble_request((*PREBLE_IDS[:num_shared], *own)), two) == place
+
+
+def test_preble_weighs_prompts_and_answers_of_its_window_and_this_prompt():
+    two = engines(num_running=(0, 4))
+    # A millisecond for 100 tokens of prompt or one of an answer, in a batch of any size.
+    router = registry.make("preble")
+    assert router.route(preble_request((), max_tokens=5), two) == 0  # 6 ms
+    assert router.route(preble_request((), prompt=300, max_tokens=5), two) == 1  # 8 ms
+    assert router.route(preble_request((), max_tokens=5), two) == 0  # 6 + 1 below 8 + 1, now 12 ms
+    assert router.route(preble_request((), max_tokens=90, predicted_tokens=1), two) == 1  # 10 ms
+    assert router.route(preble_request((), max_tokens=5), two) == 1  # 16 ms
+    assert router.route(preble_request((), second=180), two) == 0
+    # All but the last are out of the window: 11 ms there, nothing on the other.
+    assert router.route(preble_request((), second=180.5), two) == 1
+    short = registry.make("preble", window_s=1)
+    assert [short.route(preble_request((), second=2 * i), two) for i in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("num_blocks", "place"), [(12, 0), (8, 0), (7, 1), (6, 1)])
+def test_preble_pays_for_what_it_evicts(num_blocks, place):
+    router = registry.make("preble")
+    two = engines(num_blocks=(num_blocks, 60))
+    hot = preble_request(max_tokens=1)
+    assert [router.route(hot, two) for _ in range(3)] == [0] * 3  # 3 ms, and 1.08 for prompts
+    assert router.route(preble_request((), prompt=380, max_tokens=1), two) == 1  # 4.8 ms
+    # What all three had is evicted for another: 4.08 ms and 0.16 a block, or 4.8.
+    assert router.route(preble_request(tuple(range(50, 56))), two) == place
+
+
+@pytest.mark.parametrize(("ids", "prompt", "place"), [((), 740, 0), (PREBLE_IDS, 836, 1)])
+def test_preble_weighs_what_it_evicts_by_the_share_of_requests_that_had_it(ids, prompt, place):
+    router = registry.make("preble")
+    two = engines(num_blocks=(6, 60))
+    assert router.route(preble_request(max_tokens=1), two) == 0  # 2 ms
+    assert router.route(preble_request((), prompt=1000, max_tokens=1), two) == 1  # 11 ms
+    assert router.route(preble_request(ids, prompt=prompt, max_tokens=1), two) == 0  # now 10.4
+    # To compute again what is evicted takes 0.96 ms; one of two requests had it, or both.
+    assert router.route(preble_request(tuple(range(50, 56))), two) == place
+
+
+def test_preble_moves_requests_off_the_most_loaded_engine_once_it_has_seen_enough():
+    two = engines(num_running=(0, 0))
+    router = registry.make("preble", min_requests=2)
+    for _ in range(4):
+        assert router.route(preble_request(), two) == 0
+    # The fifth: 4 times 10 ms on one, nothing on the other, which then has 11 and then 21.
+    assert router.route(preble_request(), two) == 1
+    assert router.route(preble_request(), two) == 1
+    assert router.route(preble_request(), two) == 1, "the cheaper of two that hold it"
+    patient = registry.make("preble", min_requests=2, balance_ratio=1e9)
+    assert [patient.route(preble_request(), two) for _ in range(4)] == [0] * 4
+    # Nothing at all is less than any share.
+    assert [patient.route(preble_request(), two) for _ in range(2)] == [1, 1]
+
+
+def test_preble_copies_a_prefix_whose_first_tokens_take_twice_as_long():
+    def run(later_backlog_tokens, later=100):
+        router = registry.make("preble", min_requests=0, balance_ratio=1e9)
+        two = engines(backlog_tokens=(100, 100))
+        other = preble_request((), second=1, max_tokens=1)
+        router.route(preble_request(second=0, max_tokens=1), two)
+        assert router.route(other, two) == 1  # so that nothing is moved for balance
+        assert router.route(preble_request(second=2, max_tokens=1), two) == 0
+        busy = engines(backlog_tokens=(later_backlog_tokens, 100))
+        long = preble_request(second=later, max_tokens=1000)
+        assert router.route(long, busy) == 0  # the later half of the window has one now
+        assert router.route(preble_request(second=later + 1, max_tokens=1), busy) == 0
+        return router.route(preble_request(second=later + 2, max_tokens=1), busy)
+
+    # First tokens: (100 + 4) / 100 ms in the earlier half, and twice that in the later one.
+    assert run(204) == 1
+    assert run(203) == 0
+    assert run(204, later=80) == 0, "all is in the later half"
+
+
+def test_preble_forgets_an_engine_that_is_gone():
+    router = registry.make("preble")
+    two = engines(num_running=(0, 0))
+    assert router.route(preble_request(), two) == 0
+    router.engine_is_gone(0)
+    assert router.route(preble_request(max_tokens=20), two) == 0, "no load, and no prefix"
+    assert router.route(preble_request(), two) == 0, "which it has now"
+    assert router.route(preble_request(()), two) == 1
+    assert router.route(preble_request((), second=1000), two) == 0
+
+
 def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():
     router = registry.make("slo_aware", margin=1.0)
     three = engines(backlog_tokens=(100, 500, 3000), num_in_flight=(1, 2, 3))
@@ -628,7 +757,7 @@ def test_slo_aware_expects_a_first_token_behind_prompts_of_one_length(
             return super().estimate_step_ns(shape)
 
     engine = Asked(num_waiting=num_waiting, backlog_tokens=backlog, num_running=2)
-    found_ms = slo_aware._first_token_ms(request(prompt=100), engine)
+    found_ms = step_times.first_token_ms(engine, 100)
     length = -(-(backlog + 100) // num_prompts)
     assert asked[0].chunks == ((length, 0),) * num_prompts
     assert (asked[0].num_decodes, asked[0].rows_sampled) == (2, 2 + num_prompts)
@@ -678,6 +807,9 @@ def test_same_seed_draws_the_same_and_another_does_not():
         ("llm_d", {"prefix": 0, "queue": 0, "kv": 0}, "not all 0"),
         ("llm_d", {"max_prefix_blocks": 0}, "max_prefix_blocks must be"),
         ("slo_aware", {"margin": 0}, "margin must be"),
+        ("preble", {"window_s": 0}, "window_s must be finite and > 0"),
+        ("preble", {"balance_ratio": 0.9}, "balance_ratio must be >= 1"),
+        ("preble", {"min_requests": -1}, "min_requests must be >= 0"),
         ("dynamo", {"temperature": -1}, "overlap_weight and temperature must be"),
     ],
 )
@@ -709,7 +841,7 @@ def test_router_of_the_document_runs_and_keeps_the_laws():
 
 def test_router_prices_a_row_for_every_prompt_and_every_decode():
     engine = SimpleNamespace(used_blocks=3, block_size=16)
-    shape = slo_aware._shape(engine, 3, 10, ((50, 0), (50, 0)))
+    shape = step_times.step_shape(engine, 3, 10, ((50, 0), (50, 0)))
     assert (shape.rows_sampled, shape.num_decodes) == (5, 3)
     assert shape.decode_context_sum_tokens == 58
     assert shape.decode_context_max_tokens == shape.decode_context_min_tokens == 20
