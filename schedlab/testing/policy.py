@@ -283,7 +283,8 @@ class _Guard(_Around):
             found["the running"] = [state.id for state in view.running]
         for state in (*given, *known):
             for name in slots:
-                found[f"{name} of request {state.id}"] = getattr(state, name)
+                if name != "prompt":  # where the prefix cache notes what it has looked up
+                    found[f"{name} of request {state.id}"] = getattr(state, name)
             for field in fields(Request):
                 found[f"request.{field.name} of request {state.id}"] = getattr(
                     state.request, field.name

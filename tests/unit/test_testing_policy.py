@@ -16,7 +16,14 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.errors import PolicyLied
 from schedlab.sim.request import RequestState, Slo
-from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
+from schedlab.testing import (
+    POLICY_LAWS,
+    Case,
+    LawBroken,
+    check_policy,
+    fleet_cases,
+    random_cases,
+)
 from schedlab.testing import policy as policy_laws
 from schedlab.testing.policy import KeyWatch, _Guard
 from tests import laws
@@ -631,3 +638,9 @@ def test_skipping_ahead_is_compared_with_single_steps_with_and_without_the_next_
         ("a policy", "a case", True, laws.cut_at_arrivals),
     ]  # fmt: skip
     assert compared == [(0, 1), (0, 2)]
+
+
+def test_policy_is_not_blamed_for_what_the_prefix_cache_notes_of_a_request():
+    cases = list(fleet_cases(num_cases=3))
+    assert all(case.limits.enable_prefix_caching for case in cases)
+    check_policy(registry.policy_class("fcfs"), only="changes_nothing_but_itself", cases=cases)
