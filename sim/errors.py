@@ -4,8 +4,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-MAX_LISTED = 40
-"""A message lists no more names than this; the table of models still fits."""
+MAX_LISTED = 60
+"""A message lists no more names than this; the tables of models and of policies still fit."""
 
 _LONGEST_WORD_CHARS = 200
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD_CHARS + 1},}}")

@@ -34,7 +34,7 @@ def test_nearest_names_a_look_alike_or_all_choices(word, choices, message):
 def test_nearest_among_many_lists_none_but_still_finds_a_look_alike():
     names = [f"column_{i}" for i in range(MAX_LISTED + 1)]
     assert nearest("xyz", names) == f"none of the {len(names)} names there are is like it"
-    assert nearest("colunm_40", names) == "did you mean column_40?"
+    assert nearest(f"colunm_{MAX_LISTED}", names) == f"did you mean column_{MAX_LISTED}?"
 
 
 def test_look_alike_below_the_cutoff_is_none():
