@@ -35,6 +35,7 @@ PARAMS = {
         "chunk_size": 60,
         "offline_order": "prefix",
     },
+    "lpm/small": {"max_queue": 4, "check_tokens": 8, "deprioritize_tokens": 4},
     "ltr": {"starvation_threshold": 5, "quantum": 2},
     "ltr/starving": {"starvation_threshold": None},
     "mc_sf": {"margin": 0.0},

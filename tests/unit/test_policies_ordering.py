@@ -8,6 +8,7 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.request import RequestState, Slo
+from schedlab.testing import check_policy, fleet_cases
 from tests.laws import arrival
 from tests.traced import batches, limits
 
@@ -35,6 +36,80 @@ def test_shortest_prompt_starves_a_long_prompt_while_short_ones_keep_coming():
     work = rival_stream({"prompt": 2}, {"prompt": 12})
     assert served("shortest_prompt", work)[-1] == 1
     assert served("fcfs", work)[1] == 1
+
+
+def lpm_limits(**more):
+    return limits(**{"seats": 1, "budget": 64, "enable_prefix_caching": True, **more})
+
+
+def begins(number, *names, at_ns=0):
+    return arrival(number, at_ns, prompt=4 * len(names) + 1, prefix_hash_ids=names)
+
+
+def test_lpm_admits_who_has_most_in_the_cache_then_by_arrival():
+    # The first is served alone; the others come meanwhile, and have 0, 4, 8, 4 and 0 tokens of it.
+    work = [begins(0, 1, 2)]
+    others = ((7, 8), (1, 5), (1, 2), (1, 6), (9,))
+    work += [begins(i, *names, at_ns=i) for i, names in enumerate(others, 1)]
+    assert served("lpm", work, lpm_limits()) == [0, 3, 2, 4, 1, 5]
+    assert served("lpm", work, lpm_limits(), max_queue=5) == [0, 3, 2, 4, 1, 5]
+    # Of five who wait the first goes first, of four the one with most, and so on.
+    assert served("lpm", work, lpm_limits(), max_queue=4) == [0, 1, 3, 2, 4, 5]
+    assert served("lpm", work, lpm_limits(enable_prefix_caching=False)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "order"),
+    [
+        ({"check_tokens": 0, "deprioritize_tokens": 8}, [0, 2, 1, 3]),
+        ({"check_tokens": 0, "deprioritize_tokens": 5}, [0, 2, 1, 3]),  # whole blocks: 8 as well
+        ({"check_tokens": 0, "deprioritize_tokens": 4}, [0, 3, 1, 2]),  # and 2 shares 4 with them
+        ({"check_tokens": 0, "deprioritize_tokens": 9}, [0, 1, 2, 3]),
+        ({"check_tokens": -1, "deprioritize_tokens": 8}, [0, 1, 2, 3]),
+        ({}, [0, 1, 2, 3]),
+    ],
+)
+def test_lpm_lets_one_compute_what_several_who_wait_begin_with(knobs, order):
+    work = [begins(0, 1, 2), begins(1, 1, 2), begins(2, 1, 5), begins(3, 6)]
+    # Two seats, and two steps: who comes last in the first step finds it cached in the next.
+    assert served("lpm", work, lpm_limits(seats=2), **knobs) == order
+
+
+def test_lpm_does_not_put_back_who_has_something_cached():
+    # 1 and 2 find 4 tokens of 0, and share 8: with no more than 4 cached they are compared.
+    work = [begins(0, 1), begins(1, 1, 2, at_ns=1), begins(2, 1, 2, at_ns=2)]
+    work.append(begins(3, 8, 9, at_ns=3))
+    knobs = {"deprioritize_tokens": 8}
+    first = lpm_limits(seats=1, budget=9)
+    assert served("lpm", work, first, check_tokens=3, **knobs) == [0, 1, 2, 3]
+    _, log = batches("lpm", work, first, check_tokens=4, **knobs)
+    assert log.requests()["prefix_hit_tokens"].tolist() == [0, 4, 8, 0]
+
+
+def test_lpm_starves_who_shares_nothing_while_others_keep_coming():
+    work = [begins(0, 1, 2), begins(1, 7, 8, at_ns=1)]
+    work += [begins(i, 1, 2, at_ns=900 * (i - 1)) for i in range(2, 20)]
+    assert served("lpm", work, lpm_limits())[-1] == 1
+    assert served("fcfs", work, lpm_limits())[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_queue": -1}, "max_queue must be >= 0"),
+        ({"check_tokens": -2}, "check_tokens must be >= -1"),
+        ({"deprioritize_tokens": 0}, "deprioritize_tokens must be >= 1"),
+    ],
+)
+def test_lpm_refuses_impossible_limits(knobs, message):
+    with pytest.raises(Exception, match=message):
+        registry.make("lpm", **knobs)
+
+
+def test_lpm_keeps_the_laws_where_prefixes_are_cached():
+    cases = list(fleet_cases(num_cases=3))
+    small = {"max_queue": 5, "check_tokens": 8, "deprioritize_tokens": 4}
+    check_policy(lambda: registry.make("lpm", **small), cases=cases)
 
 
 def test_sjf_starves_a_long_answer_and_hrrn_only_in_a_lasting_overload():

@@ -40,6 +40,7 @@ def sent(*ids, **carried):
     return SimpleNamespace(
         num_prompt_tokens=len(ids), prompt_token_ids=list(ids), max_tokens=6, priority=3,
         sampling_params=SimpleNamespace(extra_args=carried or None),
+        block_hashes=[bytes([i]) * 32 for i in ids],
     )  # fmt: skip
 
 
@@ -204,3 +205,9 @@ def test_predictor_is_told_what_there_is_of_a_request_in_columns_of_one_row(
 def test_predictor_that_cannot_predict_there_is_refused_at_start(predictor, said):
     with pytest.raises(SpecError, match=said):
         Arrivals(predictor)
+
+
+def test_request_has_the_names_that_vllm_gives_the_blocks_of_its_prompt():
+    one, other = (Arrivals().seen(sent(*ids), 4, 70) for ids in ((1, 2), (1, 3)))
+    assert one.prefix_hash_ids == (0x0101010101010101, 0x0202020202020202)
+    assert other.prefix_hash_ids == (0x0101010101010101, 0x0303030303030303)

@@ -415,6 +415,7 @@ def sent(number, status="waiting", client=0):
     return SimpleNamespace(
         request_id=str(number), status=status, client_index=client,
         get_finished_reason=lambda: "error", num_prompt_tokens=1, max_tokens=1, priority=0,
+        block_hashes=[],
     )  # fmt: skip
 
 

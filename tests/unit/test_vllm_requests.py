@@ -63,7 +63,7 @@ class Sampled(SimpleNamespace):
         super().__init__(
             request_id=f"r{number}", num_computed_tokens=computed, num_output_tokens=outputs,
             num_output_placeholders=in_flight, max_tokens=max_tokens, num_prompt_tokens=prompt,
-            priority=0, sampling_params=SimpleNamespace(extra_args=more or None),
+            priority=0, sampling_params=SimpleNamespace(extra_args=more or None), block_hashes=[],
         )  # fmt: skip
 
 
