@@ -218,7 +218,21 @@ class Observation:
         answered : bool
             Whether to leave out what requests got that were not completed, before or after.
         """
-        table = self._answered_count_table if answered else self._count_table
+        yield from self._counted(self._answered_count_table if answered else self._count_table)
+
+    def piece_count_batches(self) -> Iterator[Pairs]:
+        """Yield as `token_count_batches` of completed requests, but pieces of their streams.
+
+        Who gets several tokens in one step, as drafts are right, gets them in one piece.
+        """
+        log = self._result.log
+        if "accepted_tokens" not in log.steps():  # nobody speculates
+            yield from self.token_count_batches(answered=True)
+        else:
+            yield from self._counted(log.token_times_of_all().counts(self._answered_ids, True))
+
+    def _counted(self, table: Columns) -> Iterator[Pairs]:
+        """Yield when clients see what is counted at the ends of steps, as far as it is measured."""
         for made_ns, tokens in map(pairs, batches(table)):
             times_ns = self._seen_ns(made_ns)
             if self.window is not None:
@@ -234,10 +248,15 @@ class Observation:
 
     @cached_property
     def _answered_count_table(self) -> Columns:
+        ids = self._answered_ids
+        return self._count_table if ids is None else self._result.log.token_counts(ids)
+
+    @cached_property
+    def _answered_ids(self) -> Ints | None:
+        """Who of the requests got the answer, inside the window or not; None if all did."""
         everyone = self._result.requests
         rows = everyone if self._chosen is None else rows_of(everyone, self._chosen)
-        ids = self._answered(rows, self._chosen is None)
-        return self._count_table if ids is None else self._result.log.token_counts(ids)
+        return self._answered(rows, self._chosen is None)
 
     def _seen_ns(self, made_ns: Ints) -> Ints:
         """Return when clients see tokens that come out of the engine at some times."""

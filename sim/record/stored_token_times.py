@@ -86,10 +86,10 @@ class StoredTokenTimes:
             self._add_seams(found, at_joins, ids)
         return found.table(("gap_ns", "count"))
 
-    def counts(self, ids: Ints | None = None) -> Columns:
+    def counts(self, ids: Ints | None = None, pieces: bool = False) -> Columns:
         """Return what `TokenTimes.counts` does; of this stints and steps are held in memory."""
         stints = self._stints.rows(0, self._stints.num_rows)
-        return TokenTimes(stints, self._decode_ends_ns.column(0), self.bursts).counts(ids)
+        return TokenTimes(stints, self._decode_ends_ns.column(0), self.bursts).counts(ids, pieces)
 
     def _add_gaps_inside(self, found: Spool, ids: Ints | None) -> None:
         """Add the gaps between the decode steps of a stint, in order of time."""

@@ -124,14 +124,23 @@ class TokenTimes:
             "count": np.concatenate([counts[used], np.ones(len(seams), dtype=np.int64)]),
         }
 
-    def counts(self, ids: Ints | None = None) -> Columns:
-        """Return time_ns and count, the tokens that came out then; with `ids` of those only."""
+    def counts(self, ids: Ints | None = None, pieces: bool = False) -> Columns:
+        """Return time_ns and count, the tokens that came out then.
+
+        Parameters
+        ----------
+        ids : ndarray of int64, optional
+            Only those of these requests.
+        pieces : bool
+            Whether to count what a request gets in one step once, as it comes in one piece of its
+            stream, however many tokens that are.
+        """
         _, entry, first, last = self._some(ids).T
         change = np.zeros(len(self._decode_ends_ns) + 1, dtype=np.int64)
         np.add.at(change, first[last > first], 1)
         np.add.at(change, last[last > first], -1)
         decoded = np.cumsum(change)[:-1]
-        if self.bursts is not None:
+        if self.bursts is not None and not pieces:
             decoded = self._decoded(ids)
         entered = entry[entry >= 0]
         times, place = np.unique(

@@ -232,7 +232,7 @@ RUNS: dict[str, dict[str, Any]] = {
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time", "normalized_latency")
 METRICS = (
     "stall_free_goodput(ttft_ms=900, stall_ms=100)", "mean_max_waiting", "deadline_misses",
-    "most_in_flight",
+    "most_in_flight", "most_output_tokens_per_s",
     "preempted_share", "preemption_loss_at_tail", "kv_waste", "slot_utilization(slots=8)",
     "queue_growth", "of_class(metric=mean_ttft_ms, column=tenant, value=paying)",
     "of_class(metric=output_throughput, column=prompt_tokens, low=100, high=700)",

@@ -177,6 +177,28 @@ def test_saved_run_keeps_bursts_and_columns(tmp_path):
     )
 
 
+def most_in_a_second(result, times_ns):
+    first_ns = result.requests["arrival_ns"].min()
+    return np.bincount((np.concatenate(times_ns) - first_ns) // 10**9).max()
+
+
+def test_vllms_most_tokens_in_a_second_are_pieces_of_streams(tmp_path, monkeypatch):
+    result = run(spec_of(NGRAM))
+    times_ns = [result.log.token_times(i) for i in range(12)]
+    pieces = most_in_a_second(result, [np.unique(times) for times in times_ns])
+    tokens = most_in_a_second(result, times_ns)
+    assert tokens > 1.5 * pieces
+    result.save(tmp_path / "run")
+    monkeypatch.setattr(run_log, "MOST_NUMBERS_IN_MEMORY", 300)
+    spilled = run(spec_of(NGRAM))
+    assert spilled.log._spools
+    for one in (result, RunResult.load(tmp_path / "run"), spilled):
+        assert one.metric("max_output_tokens_per_s") == pieces
+        assert one.metric("most_output_tokens_per_s") == tokens
+    alone = run(spec_of(None))
+    assert alone.metric("max_output_tokens_per_s") == alone.metric("most_output_tokens_per_s")
+
+
 def test_log_of_a_long_run_on_disk_has_the_same_bursts(monkeypatch):
     whole = run(spec_of(NGRAM)).log
     monkeypatch.setattr(run_log, "MOST_NUMBERS_IN_MEMORY", 300)
