@@ -161,9 +161,9 @@ class _Backend(SimBackend):
         moved.sort(key=lambda arrival: (arrival.ready_ns, arrival.request.id))
         return super().drive(engines, replace(task, arrivals=moved), new_engine)
 
-    def _joint_step_ns(self, stepping: Sequence[Stepping]) -> int:
+    def _joint_step_ns(self, stepping: Sequence[Stepping], idle: Sequence[Engine]) -> int:
         clock, segments = self.clock, [segment for _, segment in stepping]
-        predicted_ns = joint_steps_ns(stepping)
+        predicted_ns = joint_steps_ns(stepping, idle)
         slowest = int(np.argmax(predicted_ns))
         ended = [e for s in segments for e in clock.recorded(s.plan, s.steps.finished)]
         shape = segments[slowest].shape

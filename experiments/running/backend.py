@@ -220,8 +220,8 @@ class SimBackend:
             changes=changes(spec, task.kinds, new_engine),
         )
 
-    def _joint_step_ns(self, stepping: Sequence[Stepping]) -> int:
-        return max(joint_steps_ns(stepping))
+    def _joint_step_ns(self, stepping: Sequence[Stepping], idle: Sequence[Engine]) -> int:
+        return max(joint_steps_ns(stepping, idle))
 
     def describe(self) -> dict[str, object] | None:
         """Return None: the cost model says it all."""

@@ -454,11 +454,25 @@ class SimExecutor(Executor):
         self._num_steps += num_steps
         self.pricing.carried_out(shape, num_steps)
 
-    def pass_tokens(self) -> list[int]:
-        """Return the new tokens of each pass that the step executed last makes through a model."""
-        return [self._last_shape.num_new_tokens]
+    def pass_tokens(self, more_tokens: int = 0) -> list[int]:
+        """Return the new tokens of each pass that the step executed last makes through a model.
 
-    def longer_among_ns(self, met_tokens: Sequence[int]) -> int:
+        Parameters
+        ----------
+        more_tokens : int
+            Tokens by which it is padded beside its own.
+        """
+        return [self._last_shape.num_new_tokens + more_tokens]
+
+    def idle_tokens(self) -> int:
+        """Count the tokens of the batch that is computed for nobody while others have work."""
+        return 1
+
+    def idle_pass_tokens(self, num_tokens: int) -> list[int]:
+        """Return the new tokens of each pass of a batch for nobody, padded to so many."""
+        return [num_tokens]
+
+    def longer_among_ns(self, met_tokens: Sequence[int], more_tokens: int = 0) -> int:
         """Return how much longer the step executed last takes where experts are shared.
 
         It is counted anew as one with so many tokens of all engines that share them.
@@ -467,10 +481,13 @@ class SimExecutor(Executor):
         ----------
         met_tokens : sequence of int
             New tokens of all engines, its own among them, in each pass.
+        more_tokens : int
+            Tokens by which it is padded beside its own, to the size of the others.
         """
         shape, step_ns = self._last_shape, self.pricing.step_ns
-        self.pricing.meet(shape, met_tokens[0])
-        among = replace(shape, gathered_tokens=met_tokens[0])
+        padding_tokens = shape.padding_tokens + more_tokens
+        among = replace(shape, gathered_tokens=met_tokens[0], padding_tokens=padding_tokens)
+        self.pricing.meet(shape, among)
         return step_ns(among, 1)[0] - step_ns(shape, 1)[0]
 
     def _next_finish(self, decodes: DecodeBatch) -> int:

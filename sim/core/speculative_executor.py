@@ -159,24 +159,42 @@ class SpeculativeExecutor(SimExecutor):
     def _priced_steps(self) -> list[BatchShape]:
         return [self._first] if self._priced is None else self._priced.shapes()
 
-    def pass_tokens(self) -> list[int]:
+    def pass_tokens(self, more_tokens: int = 0) -> list[int]:
         """Return the new tokens of each pass: the model's, then those of its drafter."""
-        first = self._first
+        first = self._padded(more_tokens)
         return [first.num_new_tokens, *self._drafter.pass_tokens(first, self._rows())]
+
+    def idle_tokens(self) -> int:
+        """Count the tokens of a batch for nobody: a request with all its drafts."""
+        return 1 + self._config.num_speculative_tokens
+
+    def idle_pass_tokens(self, num_tokens: int) -> list[int]:
+        """Return the new tokens of each pass of a batch for nobody, its drafter's among them."""
+        batch = BatchShape(1, 0, 0, padding_tokens=num_tokens - 1)
+        rows = [1] * self._config.num_speculative_tokens
+        return [num_tokens, *self._drafter.pass_tokens(batch, rows)]
+
+    def _padded(self, more_tokens: int) -> BatchShape:
+        """Return the first of the steps priced last, with more tokens for nobody."""
+        first = self._first
+        if not more_tokens:
+            return first
+        return replace(first, padding_tokens=first.padding_tokens + more_tokens)
 
     def _rows(self) -> list[int]:
         """Return for how many requests a 1st, 2nd, .. token is drafted in the step priced last."""
         decodes = self._decodes
         return [] if decodes is None or not self._first.num_decodes else decodes.rows_next_step
 
-    def longer_among_ns(self, met_tokens: Sequence[int]) -> int:
+    def longer_among_ns(self, met_tokens: Sequence[int], more_tokens: int = 0) -> int:
         """Return how much longer the step executed last takes where experts are shared."""
         first, drafts, rows = self._first, self._drafts, self._rows()
         step_ns, drafter = self.pricing.step_ns, self._drafter
-        self.pricing.meet(first, met_tokens[0])
-        among = replace(first, gathered_tokens=met_tokens[0])
+        padded = self._padded(more_tokens)
+        among = replace(padded, gathered_tokens=met_tokens[0])
+        self.pricing.meet(first, among)
         longer_ns = step_ns(among, 1)[0] - step_ns(first, 1)[0]
-        longer_ns += drafter.step_ns(first, drafts, rows, met_tokens[1:])
+        longer_ns += drafter.step_ns(padded, drafts, rows, met_tokens[1:])
         return longer_ns - drafter.step_ns(first, drafts, rows)
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
@@ -118,18 +117,18 @@ class Pricing:
                 stacklevel=3,
             )
 
-    def meet(self, shape: BatchShape, gathered_tokens: int) -> None:
+    def meet(self, shape: BatchShape, among: BatchShape) -> None:
         """Count anew a step that was counted, now that it is known who else shares its experts.
 
         Parameters
         ----------
         shape : BatchShape
             As it was counted, of one engine on its own.
-        gathered_tokens : int
-            New tokens of all engines in that step.
+        among : BatchShape
+            As it is among the others.
         """
         self._count(self.cost_model.outside(shape), -1)
-        self.carried_out(replace(shape, gathered_tokens=gathered_tokens))
+        self.carried_out(among)
 
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
@@ -15,8 +16,8 @@ from schedlab.sim.drive.engine_state import LiveState
 Stepping = tuple[Engine, Segment]
 """An engine with work, and the step that it begins."""
 
-JointStep = Callable[[Sequence[Stepping]], int]
-"""How long (ns) steps take that engines begin together."""
+JointStep = Callable[[Sequence[Stepping], Sequence[Engine]], int]
+"""How long (ns) steps take that engines begin together, while others have no work."""
 
 
 class Lockstep:
@@ -66,14 +67,16 @@ class Lockstep:
         segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
         for live, segment in zip(self._lives, segments, strict=True):
             live.has_changed(segment)
-        active = [
-            (engine, segment)
-            for engine, segment in zip(self._engines, segments, strict=True)
-            if segment is not None
-        ]
+        active: list[Stepping] = []
+        idle: list[Engine] = []
+        for engine, segment in zip(self._engines, segments, strict=True):
+            if segment is None:
+                idle.append(engine)
+            else:
+                active.append((engine, segment))
         self._is_under_way = bool(active)
         if active:
-            duration_ns = self._joint_step_ns(active)
+            duration_ns = self._joint_step_ns(active, idle)
             for _, segment in active:
                 segment.retime([duration_ns])
             self._next = self._clock.at(duration_ns, ENDS, self._end)
@@ -92,13 +95,16 @@ class Lockstep:
         self._plan_soon()
 
 
-def joint_steps_ns(stepping: Sequence[Stepping]) -> list[int]:
+def joint_steps_ns(stepping: Sequence[Stepping], idle: Sequence[Engine] = ()) -> list[int]:
     """Price, and count, steps whose experts get the tokens of all engines.
 
     Parameters
     ----------
     stepping : sequence of (Engine, Segment)
         A step each, of the engines that have work; their executors are simulated ones.
+    idle : sequence of Engine
+        The others, which compute a batch of one request for nobody meanwhile: experts on them are
+        needed all the same.
 
     Returns
     -------
@@ -107,16 +113,48 @@ def joint_steps_ns(stepping: Sequence[Stepping]) -> list[int]:
 
     Notes
     -----
+    As vLLM does (0.32, ``v1/worker/dp_utils.py``, ``coordinate_batch_across_dp``): where all
+    batches fit a captured graph, all are padded to the largest of them, those of idle engines, too
+    (``v1/worker/gpu_worker.py``, ``execute_dummy_batch``). Where one is too large none is replayed
+    from a graph, and nobody pads for another.
+
     Engines that draft pass through a model several times a step. The passes meet one by one, those
-    of an engine that makes fewer with nothing of its own.
+    of an engine that makes fewer with nothing of its own. Padded for others are the passes of the
+    model, and with them the first ones of drafters.
     """
-    executors = []
-    for engine, _ in stepping:
-        assert isinstance(engine.executor, SimExecutor)
-        executors.append(engine.executor)
-    of_passes = [executor.pass_tokens() for executor in executors]
-    met_tokens = [sum(tokens) for tokens in zip_longest(*of_passes, fillvalue=0)]
-    return [
-        segment.steps.durations_ns[0] + executor.longer_among_ns(met_tokens)
-        for executor, (_, segment) in zip(executors, stepping, strict=True)
-    ]
+    executors = [_simulated(engine) for engine, _ in stepping]
+    tokens = [executor.pass_tokens()[0] for executor in executors]
+    for engine in idle:
+        executors.append(_simulated(engine))
+        tokens.append(_captured(engine, executors[-1].idle_tokens()))
+    most = max(tokens)
+    sizes = [engine.config.cudagraph_capture_sizes for engine, _ in stepping]
+    is_graph = all([bool(captured) and most <= captured[-1] for captured in sizes])
+    padding = [most - n if is_graph else 0 for n in tokens]
+    num_busy = len(stepping)
+    of_passes: list[list[int]] = []
+    for i, executor in enumerate(executors):
+        if i < num_busy:
+            of_passes.append(executor.pass_tokens(padding[i]))
+        else:
+            of_passes.append(executor.idle_pass_tokens(tokens[i] + padding[i]))
+    met_tokens = [sum(of_pass) for of_pass in zip_longest(*of_passes, fillvalue=0)]
+    found: list[int] = []
+    for i, (_, segment) in enumerate(stepping):
+        segment.row.padding_tokens += padding[i]
+        longer_ns = executors[i].longer_among_ns(met_tokens, padding[i])
+        found.append(segment.steps.durations_ns[0] + longer_ns)
+    return found
+
+
+def _simulated(engine: Engine) -> SimExecutor:
+    executor = engine.executor
+    assert isinstance(executor, SimExecutor)
+    return executor
+
+
+def _captured(engine: Engine, num_tokens: int) -> int:
+    """Return the next captured batch size; the tokens themselves beyond the largest."""
+    sizes = engine.config.cudagraph_capture_sizes
+    place = bisect_left(sizes, num_tokens)
+    return sizes[place] if place < len(sizes) else num_tokens

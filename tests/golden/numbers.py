@@ -6,6 +6,7 @@ and in a window that cuts through their requests and steps.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -250,7 +251,7 @@ def counted(_: str) -> dict[str, Any]:
             pricing.carried_out(shape, many)
             pricing.cut(shape, many, many // 2)
             if many == 1:
-                pricing.meet(shape, 500)
+                pricing.meet(shape, replace(shape, gathered_tokens=500))
             elif label != "many":
                 pricing.take_back(shape)
             found[f"{name} {label}"] = [

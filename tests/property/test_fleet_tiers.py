@@ -103,7 +103,7 @@ def in_lockstep(fleet, size):
         engines,
         routers.make("jsq"),
         fleet.workload,
-        lockstep=lambda stepping: max(one.steps.durations_ns[0] for _, one in stepping),
+        lockstep=lambda stepping, idle: max(one.steps.durations_ns[0] for _, one in stepping),
     )
 
 

@@ -43,8 +43,8 @@ class SharedCost(LinearCost):
         ]
 
 
-def joint_step(stepping):
-    return max(joint_steps_ns(stepping))
+def joint_step(stepping, idle):
+    return max(joint_steps_ns(stepping, idle))
 
 
 def simulate(
@@ -65,8 +65,8 @@ def test_engines_share_requests_and_wait_for_the_slowest():
     requests = log.requests()
     # One request each. Step 1: 20 tokens here, 4 there, 24 at the experts: 100 + 200 + 24 ns.
     assert requests["first_token_ns"].tolist() == [324, 324]
-    # Step 2: one decode each, 112 ns. Step 3: one engine is done, 111 ns.
-    assert requests["last_token_ns"].tolist() == [436, 547]
+    # Step 2: one decode each, 112 ns. Step 3: one engine is done, and computes one for nobody.
+    assert requests["last_token_ns"].tolist() == [436, 548]
     assert log.steps()["num_decodes"].sum() == 3
 
 
@@ -74,9 +74,38 @@ def test_engines_that_all_wait_go_on_when_the_first_of_them_does():
     log = simulate(
         [arrival(0, 0, 20, 2), arrival(1, 400, 4, 3)], policy="dynamic", max_queue_delay_s=1e-6
     )
-    assert log.requests()["first_scheduled_ns"].tolist() == [1_000, 1_431]
-    # 320 ns for 20 tokens, 111 for a decode; by then the delay of the other is over.
-    assert log.steps()["start_ns"].tolist()[:3] == [1_000, 1_320, 1_431]
+    assert log.requests()["first_scheduled_ns"].tolist() == [1_000, 1_433]
+    # 321 ns for 20 tokens and one for nobody, 112 for a decode; by then the other's delay is over.
+    assert log.steps()["start_ns"].tolist()[:3] == [1_000, 1_321, 1_433]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "first_ns", "padding"),
+    [
+        # 20 tokens become 24, and so do the 3 of the other: 48 at the experts.
+        ((1, 4, 8, 24), 100 + 240 + 48, [4, 21]),
+        # 20 are too many, so the 3 are padded for themselves alone: 24 at the experts.
+        ((1, 4, 8), 100 + 200 + 24, [0, 1]),
+        ((), 100 + 200 + 23, [0, 0]),
+    ],
+)
+def test_engines_in_lockstep_pad_to_the_largest_batch_that_is_in_a_graph(sizes, first_ns, padding):
+    config = replace(CONFIG, cudagraph_capture_sizes=sizes)
+    log = simulate([arrival(0, 0, 20, 2), arrival(1, 0, 3, 3)], config)
+    requests, steps = log.requests(), log.steps()
+    assert requests["first_token_ns"].tolist() == [first_ns] * 2
+    first = steps["start_ns"] == 0
+    assert steps["padding_tokens"][first].tolist() == padding
+    # A decode each; then one engine is idle, and computes one for nobody.
+    assert requests["last_token_ns"].tolist() == [first_ns + 112, first_ns + 224]
+
+
+def test_idle_engine_in_lockstep_is_padded_as_the_others_are():
+    config = replace(CONFIG, cudagraph_capture_sizes=(1, 2, 4, 8))
+    three = simulate([arrival(0, 0, 3, 1)], config, 3).requests()
+    assert three["last_token_ns"].tolist() == [100 + 40 + 12]
+    large = simulate([arrival(0, 0, 9, 1)], config, 3).requests()
+    assert large["last_token_ns"].tolist() == [100 + 90 + 9 + 2], "one token each, of no graph"
 
 
 class Fewest(Router):
@@ -447,12 +476,13 @@ def test_engines_in_lockstep_show_no_step_once_theirs_has_ended():
 
     lockstep.wake()
     assert lockstep.is_moving
-    for at_ns in (323, 324, 435, 436):  # 100 + 200 + 24 ns, and 100 + 10 + 2; before all plans
+    # 100 + 200 + 24 ns, and 100 + 10 + 2, each with one for nobody; before all plans.
+    for at_ns in (324, 325, 437, 438):
         clock.at(at_ns, PLANS, look)
     clock.run()
     assert seen == [
-        (323, [True, True, False], True), (324, [False] * 3, True),
-        (435, [True, True, False], True), (436, [False] * 3, True),
+        (324, [True, True, False], True), (325, [False] * 3, True),
+        (437, [True, True, False], True), (438, [False] * 3, True),
     ]  # fmt: skip
     assert not lockstep.is_moving
     assert [engine.log.num_steps for engine in engines] == [4, 4, 0]

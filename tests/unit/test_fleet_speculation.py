@@ -235,12 +235,24 @@ def test_passes_of_engines_in_lockstep_meet_one_by_one():
         (100 + 10 * 20 + 24) + (50 + 20 + 24),
         # Three tokens are verified on each; the drafter computes them, then one more on each.
         (100 + 10 * 3 + 6) + (50 + 3 + 6) + (50 + 1 + 2),
-        # One engine is done.
-        *[(100 + 10 * 3 + 3) + (50 + 3 + 3) + (50 + 1 + 1)] * 2,
+        # One engine is done, and computes and drafts as many for nobody.
+        *[(100 + 10 * 3 + 6) + (50 + 3 + 6) + (50 + 1 + 2)] * 2,
     ]
     steps = log.steps()
     assert np.unique(steps["end_ns"]).tolist() == np.cumsum(ends_ns).tolist()
     assert log.token_times(1).tolist() == np.cumsum(ends_ns)[[0, 1, 1]].tolist()
+
+
+def test_first_passes_of_drafters_are_padded_with_those_of_the_model():
+    config = replace(DRAFTS, num_speculative_tokens=2, cudagraph_capture_sizes=(4, 8, 24))
+    log = together(3, [arrival(0, 0, 20, 8), arrival(1, 0, 4, 3)], config=config)
+    ends_ns = [
+        # 24 tokens here, there and on the idle engine.
+        (100 + 10 * 24 + 72) + (50 + 24 + 72),
+        # Three tokens are verified in four; the drafter computes them, then one more on each.
+        *[(100 + 10 * 4 + 12) + (50 + 4 + 12) + (50 + 1 + 3)] * 3,
+    ]
+    assert np.unique(log.steps()["end_ns"]).tolist() == np.cumsum(ends_ns).tolist()
 
 
 @pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")

@@ -642,8 +642,8 @@ def test_joint_step_of_a_replay_ends_as_recorded_of_all_its_engines(monkeypatch)
                         steps=SimpleNamespace(finished=f"finished {i}"))
         for i in range(3)
     ]  # fmt: skip
-    monkeypatch.setattr(recorded_replay, "joint_steps_ns", lambda stepping: [7, 9, 8])
-    assert backend._joint_step_ns([(None, one) for one in segments]) == 123
+    monkeypatch.setattr(recorded_replay, "joint_steps_ns", lambda stepping, idle: [7, 9, len(idle)])
+    assert backend._joint_step_ns([(None, one) for one in segments], [None]) == 123
     ended = [(f"plan {i}", f"finished {i}") for i in range(3)]
     assert asked == [(50, 9, "shape 1", ended)], "it is priced as the slowest"
 

@@ -924,7 +924,7 @@ def test_step_in_lockstep_waits_for_the_slowest_copy_of_all():
     )
     log = simulate_cluster(
         engines, router, sorted(work, key=lambda a: a.ready_ns),
-        lockstep=lambda stepping: max(one.steps.durations_ns[0] for _, one in stepping),
+        lockstep=lambda stepping, idle: max(one.steps.durations_ns[0] for _, one in stepping),
     )  # fmt: skip
     waits = log.of_engines[0].copies.wait_columns()
     late = waits["wait_ns"][waits["start_ns"] < 300_000]

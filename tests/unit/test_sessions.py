@@ -55,7 +55,7 @@ def test_skipping_ahead_changes_nothing_and_turns_keep_their_order(policy, seed)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("router", ["session_affinity", "round_robin", "prefix_aware"])
-@pytest.mark.parametrize("joint", [None, lambda segments: 1000 + 10 * len(segments)])
+@pytest.mark.parametrize("joint", [None, lambda segments, idle: 1000 + 10 * len(segments)])
 def test_cluster_serves_sessions_alike_ahead_and_step_by_step(router, joint):
     work = sessions.drawn(11, num_sessions=12)
     runs = [
