@@ -12,6 +12,7 @@ from schedlab.experiments.comparing.recorded_engines import RecordedRouter
 from schedlab.experiments.comparing.recorded_replay import Contradiction, ReplayedStep, replay
 from schedlab.experiments.comparing.validate import recording_of
 from schedlab.experiments.comparing.vllm_recording import Floats
+from schedlab.experiments.specification.deployment import runs_in_lockstep
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
@@ -187,7 +188,7 @@ def forced_replay(spec: ExperimentSpec) -> ForcedReplay:
     """
     recording = recording_of(spec)
     engine = spec.engine
-    if engine.data_parallel_size > 1 and not engine.data_parallel_lockstep:
+    if engine.data_parallel_size > 1 and not runs_in_lockstep(spec):
         raise SpecError(
             "engine.data_parallel_lockstep: engines on their own seldom end a step together, so a "
             "recording does not say which engine a request was on"

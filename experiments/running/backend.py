@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedlab.experiments.running.fleet import Kind, changes, disaggregation, interconnect
+from schedlab.experiments.specification.deployment import runs_in_lockstep
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
@@ -246,7 +247,7 @@ def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
     point, pricing = kinds[0].point, kinds[0].pricing
     if spec.backend == "sim":
         router = VllmKV() if spec.engine.profile in _WEIGH_MEMORY else None
-        return SimBackend(pricing, spec.engine.data_parallel_lockstep, router)
+        return SimBackend(pricing, runs_in_lockstep(spec), router)
     if spec.backend == "vllm":
         if spec.engine.speculation is not None:
             raise SpecError("engine.speculation: not with backend: vllm; set backend: sim")

@@ -29,7 +29,7 @@ def deployment(spec: ExperimentSpec) -> Deployment:
     engine, shape = spec.engine, model(spec.model)
     if engine.enable_expert_parallel and not shape.num_experts:
         raise SpecError(f"engine.enable_expert_parallel: {shape.name} has no experts")
-    shares_experts = shape.num_experts > 0 and engine.data_parallel_lockstep
+    shares_experts = shape.num_experts > 0 and runs_in_lockstep(spec)
     return Deployment(
         model=shape,
         gpu=gpu(spec.hardware),
@@ -42,3 +42,13 @@ def deployment(spec: ExperimentSpec) -> Deployment:
         pipeline_parallel_size=engine.pipeline_parallel_size,
         pipeline_link=None if engine.pipeline_link is None else engine.pipeline_link.link(),
     )
+
+
+def runs_in_lockstep(spec: ExperimentSpec) -> bool:
+    """Return whether data-parallel engines of an experiment run every step together.
+
+    Of a model without experts vLLM's do not, as they have nothing in common (0.32,
+    ``v1/engine/core.py``, ``run_engine_core``).
+    """
+    chosen = spec.engine.data_parallel_lockstep
+    return model(spec.model).num_experts > 0 if chosen is None else chosen

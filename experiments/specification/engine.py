@@ -207,10 +207,10 @@ class EngineSpec(Section):
         default=1,
         description="Engines that share the requests; all limits are those of one engine.",
     )
-    data_parallel_lockstep: bool = Field(
-        default=True,
+    data_parallel_lockstep: bool | None = Field(
+        default=None,
         description="Whether the engines run every step together and share the experts of a "
-        "mixture (vLLM's do for such models only).",
+        "mixture; by default of such models only, as vLLM's do.",
     )
     enable_expert_parallel: bool | None = Field(
         default=None,

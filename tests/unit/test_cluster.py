@@ -388,6 +388,30 @@ def test_data_parallel_engines_are_chosen_by_the_rule_of_the_release(monkeypatch
     assert set(profiles[1:]) == set(ENGINE_PROFILES)
 
 
+@pytest.mark.parametrize(
+    ("model", "chosen", "together"),
+    [
+        ("qwen3-30b-a3b", None, True),
+        ("qwen3-30b-a3b", False, False),
+        ("llama-3-8b", None, False),
+        ("llama-3-8b", True, True),
+    ],
+)
+def test_engines_step_together_where_they_share_experts_unless_told_otherwise(
+    model, chosen, together
+):
+    keys = {} if chosen is None else {"data_parallel_lockstep": chosen}
+    spec = make_spec({
+        "model": model, "hardware": "h200",
+        "workload": {"num_requests": 4, "request_rate": 50, "prompt_tokens": 40,
+                     "output_tokens": {"distribution": "uniform", "low": 5, "high": 9}},
+        "engine": {"data_parallel_size": 2, **keys},
+    })  # fmt: skip
+    steps = run(spec).log.steps()
+    ends = [set(steps["end_ns"][steps["engine"] == i].tolist()) for i in (0, 1)]
+    assert bool(ends[0] & ends[1]) is together
+
+
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_time_and_memory_of_two_engines_are_those_of_each(lockstep):
     result = run(two_engines(data_parallel_lockstep=lockstep))

@@ -181,7 +181,7 @@ def bursts(path, n=120):
 def engines(tmp_path):
     """A recording of two engines in lockstep, and where its requests were."""
     bursts(tmp_path / "trace.jsonl")
-    setting = {"data_parallel_size": 2, "max_num_seqs": 4}
+    setting = {"data_parallel_size": 2, "data_parallel_lockstep": True, "max_num_seqs": 4}
     result = run(experiment(tmp_path, scheduling_overhead=LIKE_VLLM, **setting))
     record(result, tmp_path / "requests.jsonl")
     place = stamp(tmp_path / "requests.jsonl", result)
@@ -221,13 +221,13 @@ def test_forced_replay_of_several_engines_finds_decisions_and_errors(engines):
 def test_forced_replay_of_engines_on_their_own_is_refused(engines):
     folder, setting, _ = engines
     with pytest.raises(SpecError, match="data_parallel_lockstep: engines on their own"):
-        forced_replay(experiment(folder, data_parallel_lockstep=False, **setting))
+        forced_replay(experiment(folder, **setting | {"data_parallel_lockstep": False}))
 
 
 @pytest.mark.slow
 def test_forced_replay_of_too_many_engines_contradicts_the_recording(tmp_path):
     bursts(tmp_path / "trace.jsonl")
-    setting = {"data_parallel_size": 2, "max_num_seqs": 4}
+    setting = {"data_parallel_size": 2, "data_parallel_lockstep": True, "max_num_seqs": 4}
     result = run(experiment(tmp_path, **setting))
     record(result, tmp_path / "requests.jsonl")
     stamp(tmp_path / "requests.jsonl", result)
