@@ -32,6 +32,7 @@ ROUTERS: dict[str, str | Data] = {
     "prefix_aware, precise": {"name": "prefix_aware", "precise": True},
     "llm_d": "llm_d",
     "llm_d, precise": {"name": "llm_d", "precise": True},
+    "preble": "preble",
     "lmetric": "lmetric",
     "dynamo": "dynamo",
 }
