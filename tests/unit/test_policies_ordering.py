@@ -4,6 +4,8 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context. With one seat, 
 served one after the other, in the order of the policy.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from schedlab.policies import registry
@@ -110,6 +112,24 @@ def test_lpm_keeps_the_laws_where_prefixes_are_cached():
     cases = list(fleet_cases(num_cases=3))
     small = {"max_queue": 5, "check_tokens": 8, "deprioritize_tokens": 4}
     check_policy(lambda: registry.make("lpm", **small), cases=cases)
+
+
+def test_dfs_weight_walks_the_tree_of_cached_prefixes_where_most_wait_first():
+    # Two beginnings are cached, of two and of four requests; then all others wait for one seat.
+    work = [begins(0, 1, 2), begins(1, 8, 9, at_ns=1)]
+    others = ((1, 2), (8, 5), (8, 9), (7,), (8, 9, 3), (8, 6), (1,))
+    work += [begins(i, *names, at_ns=i) for i, names in enumerate(others, 2)]
+    config = lpm_limits(num_blocks=40)
+    order = served("dfs_weight", work, config)
+    # The first alone, then by arrival: nothing of 8 is cached, and two of 1 wait. Its leaf first.
+    assert order[:3] == [0, 2, 8]
+    # Then nothing is cached of anybody who waits, so 1 is next, and 8 has most: 9, then others.
+    assert order[3:] == [1, 4, 6, 3, 7, 5]
+    assert served("dfs_weight", work, replace(config, enable_prefix_caching=False)) == [*range(9)]
+
+
+def test_dfs_weight_keeps_the_laws_where_prefixes_are_cached():
+    check_policy(lambda: registry.make("dfs_weight"), cases=list(fleet_cases(num_cases=3)))
 
 
 def test_sjf_starves_a_long_answer_and_hrrn_only_in_a_lasting_overload():
