@@ -209,7 +209,7 @@ RUNS: dict[str, dict[str, Any]] = {
             "arrivals": "closed_loop",
             "max_concurrency": 10,
         },
-        "engine": {"data_parallel_size": 2},
+        "engine": {"data_parallel_size": 2, "data_parallel_lockstep": True},
     },
     "sessions": {
         "policy": {"name": "plas", "first_quantum_s": 0.2, "starvation": 2.0},

@@ -128,6 +128,15 @@ def test_dfs_weight_walks_the_tree_of_cached_prefixes_where_most_wait_first():
     assert served("dfs_weight", work, replace(config, enable_prefix_caching=False)) == [*range(9)]
 
 
+def test_dfs_weight_takes_the_branch_that_most_wait_for_before_an_older_request():
+    work = [begins(0, 1), begins(1, 8, at_ns=1), begins(2, 5, at_ns=2)]
+    # While the third is served two beginnings are cached, of one and of three who wait.
+    work += [begins(i, name, at_ns=2_500) for i, name in ((3, 1), (4, 8), (5, 8), (6, 8))]
+    # Of the last two one waits for each.
+    assert served("dfs_weight", work, lpm_limits()) == [0, 1, 2, 4, 5, 3, 6]
+    assert served("lpm", work, lpm_limits()) == [0, 1, 2, 3, 4, 5, 6]
+
+
 def test_dfs_weight_keeps_the_laws_where_prefixes_are_cached():
     check_policy(lambda: registry.make("dfs_weight"), cases=list(fleet_cases(num_cases=3)))
 

@@ -635,13 +635,15 @@ def preble_request(ids=PREBLE_IDS, second=0.0, prompt=100, max_tokens=10, **keys
     )
 
 
-@pytest.mark.parametrize(("num_shared", "place"), [(4, 0), (3, 1)])
-def test_preble_exploits_what_is_longer_than_the_rest_and_else_explores(num_shared, place):
+@pytest.mark.parametrize(
+    ("num_shared", "prompt", "place"), [(4, 100, 0), (4, 127, 0), (4, 128, 1), (3, 100, 1)]
+)
+def test_preble_exploits_what_is_longer_than_the_rest_and_else_explores(num_shared, prompt, place):
     router = registry.make("preble")
     two = engines(num_running=(0, 0))
     assert router.route(preble_request(), two) == 0
-    own = range(100, 106 - num_shared)
-    assert router.route(preble_request((*PREBLE_IDS[:num_shared], *own)), two) == place
+    ids = (*PREBLE_IDS[:num_shared], *range(100, 106 - num_shared))
+    assert router.route(preble_request(ids, prompt=prompt), two) == place
 
 
 def test_preble_weighs_prompts_and_answers_of_its_window_and_this_prompt():
