@@ -174,10 +174,13 @@ def transfers(result: RunResult, title: str, max_requests: int = 40) -> Figure:
     sent = sent[np.argsort(columns["arrival_ns"][sent], kind="stable")]
     chosen = sent[:max_requests]
     start_ns = int(columns["arrival_ns"][chosen].min()) if len(chosen) else 0
+    # With a prompt comes the first token, unless the engine that goes on gives it.
+    told = {"first_token_ns": "prefill_end_ns"} if "prefill_end_ns" in columns else {}
     times_s = {
-        name: (whole_numbers(columns, name)[chosen] - start_ns) / _NS_PER_S for name in _MARKS
+        name: (whole_numbers(columns, told.get(name, name))[chosen] - start_ns) / _NS_PER_S
+        for name in _MARKS
     }
-    # Layer by layer KV is sent before the first token: then it waits for nothing.
+    # Layer by layer KV is sent before the prompt is computed: then it waits for nothing.
     times_s["first_token_ns"] = np.minimum(times_s["first_token_ns"], times_s["transfer_start_ns"])
     with house_style():
         figure = new_figure(8.4, 1.6 + 0.16 * len(chosen))

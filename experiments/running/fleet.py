@@ -116,6 +116,7 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
         local_prompt_tokens=0 if local is None else local.max_prompt_tokens,
         local_queue_tokens=None if local is None else local.max_queued_tokens,
         keeps_when_full=local is not None and local.when_full,
+        recomputes_last_token=cluster.first_token == "decode",
     )
 
 

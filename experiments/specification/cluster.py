@@ -160,6 +160,12 @@ class Cluster(Section):
         description="Which engine of role `decode` goes on with a request whose prompt is "
         "computed; `staleness_ms` is that of `router`.",
     )
+    first_token: Literal["prefill", "decode"] = Field(
+        default="prefill",
+        description="The role of the engine that the first token of an answer comes from: "
+        "`prefill`: with the prompt; `decode`: that token is dropped, and the engine that goes on "
+        "computes the last prompt token again, as behind the proxies of vLLM and llm-d.",
+    )
     link: Annotated[Link, shorthand("name")] = Field(
         default_factory=lambda: Link(name="infiniband-ndr"),
         description="What KV is sent over: a name, or a mapping.",
@@ -236,11 +242,24 @@ class Cluster(Section):
                 raise ValueError(
                     "decode_router: only where answers have engines of their own (role decode)"
                 )
+            if self.first_token != "prefill":
+                raise ValueError(
+                    "first_token: only where answers have engines of their own (role decode)"
+                )
             if self.migration is None:
                 has_link = self.link != default["link"].get_default(call_default_factory=True)
                 if has_link or (self.failures is not None and self.failures.links):
                     key = "link" if has_link else "failures.links"
                     raise ValueError(f"{key}: nothing is sent from engine to engine")
+        return self
+
+    @model_validator(mode="after")
+    def _can_keep(self) -> Cluster:
+        if self.first_token == "decode" and self.local is not None and self.local.when_full:
+            raise ValueError(
+                "local.when_full: must be false with first_token: decode: the token that comes out "
+                "with a prompt is dropped, so that no request goes on there"
+            )
         return self
 
     @model_validator(mode="after")

@@ -56,6 +56,8 @@ class Departures(Population):
         Set by who drives the engine: called, under the same condition, with a request whose last
         token here came out, and the time. If it returns True the request goes on elsewhere, and its
         KV is held until `delivered`.
+    drops_last_token : bool
+        Whether nobody is told of that token, since it comes out again where the request goes on.
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
@@ -87,6 +89,7 @@ class Departures(Population):
                 self.kv.notes_lost = self.tiers.writes_back or self.tiers.follows_connector
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
+        self.drops_last_token = False
         self.turns: dict[int, Turn] = {}
         self.sessions = SessionTable()
 
@@ -118,7 +121,9 @@ class Departures(Population):
                 del running[state.id]
         for state in states:
             entry_ns = state._entry_ns
-            if state._batch is batch:
+            if self.drops_last_token:
+                self._drop_token(state)
+            elif state._batch is batch:
                 self._leave_decodes(state)
             else:  # its last token came out of a prefill
                 steps = batch.numbered_from + batch.steps
@@ -155,6 +160,20 @@ class Departures(Population):
                 self._answer(state, end_ns)
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
+
+    def drop_last_tokens(self) -> None:
+        """Tell nobody of the last token of who goes on elsewhere; all must."""
+        self.drops_last_token = True
+        self.log.tells_tokens = False
+
+    def _drop_token(self, state: RequestState) -> None:
+        """Take a request out, and the token back that came out last: the only one since it came."""
+        if state._batch is not None:
+            state._batch.leave(state)
+        state._entry_ns = -1
+        state._generated -= 1
+        if not state._generated:
+            state.first_token_ns = -1
 
     def _overruns(self, state: RequestState) -> bool:
         """Whether the engine learns too late that it ends: a step with it is planned already."""

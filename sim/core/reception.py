@@ -102,6 +102,9 @@ def seat_arrived(requests: Departures) -> None:
         state._seat = requests.num_seats_given
         requests.num_seats_given += 1
         requests.running[state.id] = state
+        if not state.is_decoding:  # its last prompt token is computed again
+            requests.prefilling[state.id] = state
+            continue
         requests.paused[state.id] = state
         if isinstance(state, SpeculatingState):
             requests.num_turnovers += 1

@@ -45,6 +45,14 @@ class Disaggregation:
     keeps_when_full : bool
         A request for which no engine that goes on has room, when its prompt is computed, goes on
         where that was.
+    recomputes_last_token : bool
+        The token that comes out with the last of a prompt is dropped, and the engine that goes on
+        computes the last token of the prompt again: the first token of the answer is its own.
+
+    Raises
+    ------
+    ValueError
+        If requests whose token is dropped are to go on where that happens.
     """
 
     roles: Sequence[Role]
@@ -52,6 +60,14 @@ class Disaggregation:
     local_prompt_tokens: int = 0
     local_queue_tokens: int | None = None
     keeps_when_full: bool = False
+    recomputes_last_token: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keeps_when_full and self.recomputes_last_token:
+            raise ValueError(
+                "keeps_when_full: where the first token is that of the engine that goes on, the "
+                "one that comes out with the prompt is dropped, and no request goes on there"
+            )
 
 
 @dataclass(eq=False)
@@ -82,8 +98,9 @@ class Handover:
     When a prompt is computed a router chooses the engine that goes on. There requests queue for a
     seat and for memory (of the prompt and the next token), first come, first served, behind those
     of its own that were preempted. Who has both is sent its KV, all of it, after the whole prompt;
-    until then the sender holds it. Then it decodes with the others. If the engine that goes on dies
-    before it has the KV another one is chosen; if the sender does the KV is lost.
+    until then the sender holds it. Then it decodes with the others, or first computes its last
+    prompt token again. If the engine that goes on dies before it has the KV another one is chosen;
+    if the sender does the KV is lost.
 
     Where KV is sent layer by layer, all this happens when the first layer of the last chunk of a
     prompt is computed, and what has room by then is sent while the others are. See Notes.
@@ -141,6 +158,8 @@ class Handover:
             self._fleet.settle_soon(member)
         elif member.role == "prefill":
             member.engine.requests.hands_over = partial(self._prompt_is_done, member)
+            if self._plan.recomputes_last_token:
+                member.engine.requests.drop_last_tokens()
             if self._links.joins.num_layers > 1:
                 assert isinstance(member.server, Server)
                 member.server.on_begun = partial(self._prompts_begin, member)
@@ -235,6 +254,8 @@ class Handover:
 
     def _goes_on(self, state: RequestState, more_tokens: int) -> bool:
         """Whether a request has not all its tokens, when so many more came out."""
+        if self._plan.recomputes_last_token:
+            return True  # none of the answer comes out there
         output_tokens = self._fleet.arrivals[state.id].output_tokens
         most = min(output_tokens, state.request.max_tokens)
         return state.num_output_tokens + more_tokens < most
@@ -249,7 +270,7 @@ class Handover:
             changed = changed | self._place()
         for index in sorted(changed & self._queues.keys()):
             queue, receiver = self._queues[index], self._fleet.members[index]
-            while queue and has_room(receiver, queue[0].num_tokens):
+            while queue and has_room(receiver, self._computed_tokens(queue[0])):
                 delivery = queue.popleft()
                 receiver.live.unqueue(delivery.sent)
                 self._begin(delivery, receiver)
@@ -289,7 +310,12 @@ class Handover:
         return chosen_ones
 
     def _has_room(self, receiver: Member, delivery: _Delivery) -> bool:
-        return not self._queues[receiver.index] and has_room(receiver, delivery.num_tokens)
+        tokens = self._computed_tokens(delivery)
+        return not self._queues[receiver.index] and has_room(receiver, tokens)
+
+    def _computed_tokens(self, delivery: _Delivery) -> int:
+        """Count the tokens that need not be computed where a request goes on."""
+        return delivery.num_tokens - self._plan.recomputes_last_token
 
     def _keep(self, delivery: _Delivery) -> bool:
         """Let a request go on where its prompt was computed; return whether it has a seat there."""
@@ -327,7 +353,8 @@ class Handover:
         state = delivery.received = as_received(delivery.sent, receiver.engine.config)
         now_ns, tokens, sender = self._fleet.now_ns, delivery.num_tokens, delivery.sender
         arrival = self._fleet.arrivals[state.id]
-        reception.reserve(receiver.engine.requests, state, arrival, tokens, now_ns)
+        computed_tokens = self._computed_tokens(delivery)
+        reception.reserve(receiver.engine.requests, state, arrival, computed_tokens, now_ns)
         receiver.live.has_changed(receiver.live.segment)
         links = self._links
         last_layer_tokens = delivery.last_tokens / links.joins.num_layers

@@ -157,7 +157,9 @@ def mean_handover_ms(run: Observation) -> float:
     if "transfer_end_ns" not in run.requests:
         return float("nan")
     end_ns = whole_numbers(run.requests, "transfer_end_ns")
-    took_ns = (end_ns - whole_numbers(run.requests, "first_token_ns"))[end_ns >= 0]
+    # With the last of its prompt comes its first token, unless the engine that goes on gives it.
+    done = "prefill_end_ns" if "prefill_end_ns" in run.requests else "first_token_ns"
+    took_ns = (end_ns - whole_numbers(run.requests, done))[end_ns >= 0]
     return float(took_ns.mean()) / 1e6 if len(took_ns) else float("nan")
 
 

@@ -181,6 +181,8 @@ class ClusterLog:
     queued_ns : mapping of int to int, optional
         Request that lost its engine to when that engine took it in, which scheduled it first: the
         log that it is in says when the last one did.
+    recomputes_last_token : bool
+        Whether first tokens come out where requests go on, and not with their prompts.
     """
 
     def __init__(
@@ -192,6 +194,7 @@ class ClusterLog:
         engines: Sequence[int] | None = None,
         places: Sequence[Place] = (),
         queued_ns: Mapping[int, int] | None = None,
+        recomputes_last_token: bool = False,
     ) -> None:
         self.of_engines = of_engines
         self.transfers = transfers
@@ -200,6 +203,7 @@ class ClusterLog:
         self.engines = range(len(of_engines)) if engines is None else engines
         self.places = places
         self.queued_ns = queued_ns or {}
+        self._recomputes_last_token = recomputes_last_token
 
     @property
     def reject_reasons(self) -> dict[int, str]:
@@ -216,9 +220,11 @@ class ClusterLog:
 
         Where KV of prompts went from engine to engine also `prefill_engine`, `transfer_start_ns`,
         `transfer_end_ns` and `transferred_bytes` (the last time that it did); -1, and 0 bytes, of
-        requests whose KV did not. Where engines died also `num_losses`, how often the request lost
-        its engine, and `lost_tokens`, what it had in memory then. Where requests moved while they
-        decoded also `num_moves`, `moved_bytes` and `moved_stop_ns`, for how long it stopped.
+        requests whose KV did not; and `prefill_end_ns`, when their prompts were computed, where
+        that is not when their first tokens came out. Where engines died also `num_losses`, how
+        often the request lost its engine, and `lost_tokens`, what it had in memory then. Where
+        requests moved while they decoded also `num_moves`, `moved_bytes` and `moved_stop_ns`, for
+        how long it stopped.
         """
         tables = [dict(log.requests()) for log in self.of_engines]
         for engine, table in zip(self.engines, tables, strict=True):
@@ -264,6 +270,8 @@ class ClusterLog:
         rows = np.array(self.transfers, dtype=np.int64)
         place = np.searchsorted(ids, rows[:, 0])
         columns = {"prefill_engine": 1, "transfer_start_ns": 3, "transfer_end_ns": 4}
+        if self._recomputes_last_token:
+            columns["prefill_end_ns"] = 2
         found: Table = {}
         for name, i in columns.items():
             column = np.full(len(ids), -1, dtype=np.int64)

@@ -75,6 +75,9 @@ class RunLog:
         what is there.
     verifications : BytesWriter
         `VERIFICATION_COLUMNS` of steps, 8 bytes each: who verifies drafts writes them there.
+    tells_tokens : bool
+        Whether the tokens that come out of steps are those of answers; of an engine that computes
+        prompts for others to go on with they need not be.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class RunLog:
         self._common: CommonRows | None = None
         self._place = 0
         self.num_steps = 0
+        self.tells_tokens = True
         self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
         self.block_size = block_size
         self.grows = grows
@@ -356,6 +360,9 @@ class RunLog:
         """
         if ids is not None:
             return self.token_times_of_all().counts(ids)
+        if not self.tells_tokens:
+            nothing: Int64 = np.zeros(0, dtype=np.int64)
+            return {"time_ns": nothing, "count": nothing}
         steps = self.steps()
         if isinstance(steps, StoredSteps):
             return steps.tokens_out()

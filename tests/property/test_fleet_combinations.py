@@ -65,7 +65,8 @@ class FleetCombination:
     scaling: tuple[int, int] | None
     moves_every_ns: int | None
     stages: tuple[int, int]
-    local: tuple[int, int | None, bool]
+    local: tuple[int, int | None, bool, bool]
+    """What follows the router in a `Disaggregation`."""
     link: Link
     num_layers: int = 1
     rates: tuple[float, ...] = ()
@@ -182,7 +183,7 @@ def fleet_combinations(draw):
         local=(
             draw(st.sampled_from((0, 0, 15))),
             draw(st.sampled_from((None, None, 20))),
-            draw(st.booleans()),
+            *draw(st.sampled_from(((False, False), (True, False), (False, True)))),
         ),
         link=Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
         rates=rates,
@@ -244,7 +245,7 @@ def small_fleet(policy, roles, outages=(), moves_every_ns=None):
         scaling=None,
         moves_every_ns=moves_every_ns,
         stages=(1, 1),
-        local=(0, None, False),
+        local=(0, None, False, False),
         link=Link(1e10, 0.0, ""),
     )
 
@@ -281,7 +282,7 @@ def test_prompts_whose_memory_went_to_who_arrived_meanwhile_are_computed_by_seal
         laws.arrival(1, 15_000, 50, 10, predicted_tokens=10.0),
     ]
     config = replace(fleet.config, num_blocks=25, max_num_batched_tokens=4)
-    check_fleet(replace(fleet, workload=work, config=config, local=(50, None, False)))
+    check_fleet(replace(fleet, workload=work, config=config, local=(50, None, False, False)))
 
 
 def test_swap_when_nobody_could_run_is_charged_to_one_step():
@@ -318,7 +319,7 @@ def test_engine_that_is_kept_after_all_takes_over_who_waits_for_one():
                 link_outages=[Outage(0, 0, 20_000)], max_retries=0,
             ),
             start_up_ns=0, staleness_ns=0, clients=None, scaling=(3000, 6), moves_every_ns=None,
-            stages=(1, 1), local=(0, None, False), link=Link(1e10, 0.0, ""), num_layers=1, rates=(),
-            draft_length="by_batch_size",
+            stages=(1, 1), local=(0, None, False, False), link=Link(1e10, 0.0, ""), num_layers=1,
+            rates=(), draft_length="by_batch_size",
         )
     )  # fmt: skip

@@ -39,7 +39,7 @@ LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")  # a token a nan
 def run(
     workload, roles=("prefill", "decode"), configs=None, policies=None, link=LINK, fast=True,
     max_concurrency=None, decode_router="least_outstanding_requests", devices=None, staleness_ns=0,
-    num_layers=1, keeps_when_full=False,
+    num_layers=1, keeps_when_full=False, recomputes_last_token=False,
 ):  # fmt: skip
     configs = configs or [CONFIG] * len(roles)
     engines = [
@@ -51,7 +51,10 @@ def run(
         )
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
     ]
-    plan = Disaggregation(roles, routers.make(decode_router), keeps_when_full=keeps_when_full)
+    plan = Disaggregation(
+        roles, routers.make(decode_router), keeps_when_full=keeps_when_full,
+        recomputes_last_token=recomputes_last_token,
+    )  # fmt: skip
     joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles), num_layers)
     router = routers.make("jsq")
     log = simulate_cluster(
@@ -104,6 +107,48 @@ def test_answer_of_one_token_stays_where_its_prompt_was_computed():
     assert requests["engine"].tolist() == [0, 0, 1]
     assert requests["prefill_engine"].tolist() == [-1, -1, 0]
     assert requests["output_tokens"].tolist() == [1, 5, 2]
+
+
+def test_first_token_of_the_engine_that_goes_on_comes_a_step_after_its_kv():
+    log = run([arrival(0, 0, 20, 3)], recomputes_last_token=True)
+    row = {name: column[0] for name, column in log.requests().items()}
+    # Prompt: 1000 + 20 * 10 ns. Its KV: 50 ns, then 20 tokens of 1000 bytes at 1000 a ns.
+    assert row["prefill_end_ns"] == 1200
+    assert (row["transfer_start_ns"], row["transfer_end_ns"]) == (1200, 1270)
+    # Then the last token of the prompt again, and two decodes, of 1010 ns each.
+    assert log.token_times(0).tolist() == [2280, 3290, 4300]
+    assert (row["first_token_ns"], row["last_token_ns"]) == (2280, 4300)
+    assert (row["engine"], row["prefill_engine"], row["transferred_bytes"]) == (1, 0, 20_000)
+    assert (row["generated_tokens"], row["output_tokens"], row["status"]) == (3, 3, 0)
+    of_prompts, of_answers = (one.steps() for one in log.of_engines)
+    assert of_prompts["prefill_tokens"].tolist() == [20]
+    assert of_answers["prefill_tokens"].tolist() == [1, 0, 0]
+    assert log.token_counts()["count"].sum() == 3, "nobody reads the token of the first engine"
+
+
+def test_answer_of_one_token_goes_on_where_the_first_token_comes_from():
+    work = [arrival(0, 0, 20, 1), arrival(1, 0, 8, 5, max_tokens=1), arrival(2, 0, 1, 1)]
+    requests = run(work, recomputes_last_token=True).requests()
+    assert requests["engine"].tolist() == [1, 1, 1]
+    assert requests["generated_tokens"].tolist() == [1, 1, 1]
+    assert (requests["first_token_ns"] > requests["transfer_end_ns"]).all()
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_kv_whose_last_token_is_computed_again_needs_no_block_for_the_next(recomputes):
+    # 18 blocks hold two prompts of 36 tokens, and no token after them.
+    small = replace(CONFIG, num_blocks=18, max_model_len=60, watermark=0.0)
+    work = [arrival(0, 0, 36, 2), arrival(1, 0, 36, 2)]
+    requests = run(work, configs=[CONFIG, small], recomputes_last_token=recomputes).requests()
+    first, second = requests["transfer_start_ns"].tolist()
+    assert (second == first) is recomputes
+
+
+def test_requests_whose_token_is_dropped_are_not_kept_where_that_happens():
+    with pytest.raises(ValueError, match=r"keeps_when_full: .* is dropped"):
+        Disaggregation(
+            ("prefill", "decode"), None, keeps_when_full=True, recomputes_last_token=True
+        )
 
 
 def test_transfers_share_the_link_of_their_sender():
@@ -252,7 +297,7 @@ def cases(draw):
         "max_concurrency": draw(st.sampled_from((None, None, 1, 4))),
         "staleness_ns": draw(st.sampled_from((0, 0, 2_000))),
         "num_layers": draw(st.sampled_from((1, 1, 4))),
-        "keeps_when_full": draw(st.booleans()),
+        **draw(st.sampled_from(({}, {"keeps_when_full": True}, {"recomputes_last_token": True}))),
     }
 
 
@@ -269,10 +314,14 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
         assert times[0] == requests["first_token_ns"][i]
         assert times[-1] == requests["last_token_ns"][i]
         came_ns = requests.get("transfer_end_ns", np.full(len(times) + i + 1, -1))[i]
-        if came_ns >= 0:
+        if came_ns >= 0 and case.get("recomputes_last_token"):
+            assert times[0] > came_ns
+            assert requests["prefill_end_ns"][i] < came_ns
+        elif came_ns >= 0:
             assert times[0] < came_ns
             assert case["num_layers"] > 1 or times[0] <= requests["transfer_start_ns"][i]
             assert len(times) == 1 or times[1] > came_ns
+        if came_ns >= 0:
             least_ns = case["link"].latency_s * 1e9
             least_ns += a.request.prompt_tokens * BYTES_PER_TOKEN / case["link"].bytes_per_s * 1e9
             assert came_ns - requests["transfer_start_ns"][i] >= ceil(least_ns - 1e-6)
@@ -405,6 +454,32 @@ def test_prompt_found_below_the_engine_of_prompts_is_loaded_there_and_sent_whole
     assert requests["engine"].tolist() == [1, 1, 1]
 
 
+def test_first_token_of_the_engine_that_goes_on_is_one_of_an_experiment():
+    data = cluster().to_data()
+    data["cluster"]["first_token"] = "decode"
+    result = run_experiment(make_spec(data))
+    came_ns, told = result.requests["transfer_end_ns"], result.requests["first_token_ns"]
+    assert (told > came_ns).all()
+    took = (came_ns - result.requests["prefill_end_ns"]) / 1e6
+    assert result.metrics()["mean_handover_ms"] == pytest.approx(took.mean())
+    assert (result.requests["generated_tokens"] == result.requests["output_tokens"]).all()
+    before = run_experiment(cluster())
+    assert "prefill_end_ns" not in before.requests
+    assert (told > before.requests["first_token_ns"]).all()
+
+
+def test_first_token_of_no_role_or_of_requests_that_are_kept_is_refused():
+    data = cluster().to_data()
+    data["cluster"] |= {"first_token": "decode", "local": {"when_full": True}}
+    with pytest.raises(
+        SpecError, match=r"local\.when_full: must be false with first_token: decode"
+    ):
+        make_spec(data)
+    data["cluster"] |= {"first_token": "decoder"}
+    with pytest.raises(SpecError, match=r"cluster\.first_token: .*did you mean decode"):
+        make_spec(data)
+
+
 def test_kv_of_another_format_is_refused():
     spec = cluster(d={"role": "decode", "engine": {"kv_cache_dtype": "fp8"}})
     with pytest.raises(SpecError, match="kv_cache_dtype must be one"):
@@ -416,7 +491,9 @@ def test_layers_without_an_engine_for_prompts_are_told():
         make_spec({"cluster": {"count": 2, "link": {"name": "nvlink", "by_layer": True}}})
 
 
-@pytest.mark.parametrize("keys", [{"decode_router": "jsq"}, {"link": "nvlink"}])
+@pytest.mark.parametrize(
+    "keys", [{"decode_router": "jsq"}, {"link": "nvlink"}, {"first_token": "decode"}]
+)
 def test_keys_about_what_no_engine_does_are_refused(keys):
     (key,) = keys
     with pytest.raises(SpecError, match=f"cluster: {key}: "):
