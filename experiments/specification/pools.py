@@ -82,7 +82,10 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
                     f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
                     + ("whose requests move" if moves else f"of role {pool.role}")
                 )
-    if moves and pool.role == "mixed" and engine.enable_prefix_caching:
+    caches = engine.enable_prefix_caching
+    if pool.role == "decode":  # it is the pool's to say: its prompts come from elsewhere
+        caches = caches and "enable_prefix_caching" in pool.engine
+    if moves and pool.role != "prefill" and caches:
         raise SpecError(
             f"{dotted((*path, 'engine', 'enable_prefix_caching'))}: must be false in a pool whose "
             "requests move: the blocks of one that comes from elsewhere have no names"
@@ -102,10 +105,16 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
                     f"{dotted((*where, 'engine', 'kv_offload'))}: engines {whose} look nothing up: "
                     "they have tiers to swap to; set preemption_mode: swap, or leave it out"
                 )
+            if offload is not None and pool.role == "decode" and caches:
+                raise SpecError(
+                    f"{dotted((*path, 'engine', 'enable_prefix_caching'))}: must be false in a "
+                    "pool of role decode with engine.kv_offload: what lies in lower tiers is not "
+                    "looked up for prompts that come from elsewhere"
+                )
             engine = engine.model_copy(update={"kv_offload": offload})
-    if pool.role == "decode":  # its prompts come from elsewhere
+    if pool.role == "decode":
         engine = engine.model_copy(
-            update={"enable_prefix_caching": False, "offloading_connector": False}
+            update={"enable_prefix_caching": caches, "offloading_connector": False}
         )
     if pool.policy is not None and pool.policy.predictor is not None:
         raise SpecError(

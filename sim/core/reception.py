@@ -5,13 +5,16 @@ from __future__ import annotations
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import DONE, RUNS, Arrival, RequestState
 
 
 def reserve(
     requests: Departures, state: RequestState, arrival: Arrival, num_tokens: int, now_ns: int
-) -> None:
+) -> int:
     """Give a seat, and memory that is there, to a request whose KV comes from elsewhere.
+
+    What the prefix cache holds of it is there already; the rest is found by others when it is.
 
     Parameters
     ----------
@@ -25,8 +28,19 @@ def reserve(
         How much of it is computed.
     now_ns : int
         The time.
+
+    Returns
+    -------
+    int
+        How many of these tokens the prefix cache holds.
     """
-    has_room = requests.kv.allocate(state, num_tokens)
+    kv, cached_tokens = requests.kv, 0
+    if isinstance(kv, PrefixCachingKVCache):
+        hit = kv.lookup(state)
+        cached_tokens = hit.tokens
+        has_room = kv.reserve(state, num_tokens - cached_tokens, 0, hit)
+    else:
+        has_room = kv.allocate(state, num_tokens)
     assert has_room, "memory is reserved only where it is free"
     requests.executor.add(state.request, arrival.output_tokens)
     if arrival.turn is not None:
@@ -39,6 +53,7 @@ def reserve(
     requests.fetching[state.id] = state
     requests.num_arrived += 1
     requests.num_events += 1
+    return cached_tokens
 
 
 def extend(requests: Departures, state: RequestState, num_tokens: int) -> None:
@@ -89,6 +104,8 @@ def take_back(requests: Departures, state: RequestState, arrival: Arrival, now_n
 
 def arrive(requests: Departures, state: RequestState, now_ns: int) -> None:
     """Let a request run whose KV has come, from the next plan on."""
+    if isinstance(requests.kv, PrefixCachingKVCache):
+        requests.kv.name_prompt(state, state._computed)
     requests.arrived.append(state)
     requests.num_events += 1
     if requests.hooks.on_arrival is not None:

@@ -19,6 +19,7 @@ from schedlab.sim.drive.members import Member, Role
 from schedlab.sim.drive.retries import as_received, catch_up
 from schedlab.sim.drive.router import Router, chosen, tell_gone
 from schedlab.sim.drive.server import Server
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.record.cluster_log import Transfer
 from schedlab.sim.request import RequestState
 
@@ -97,10 +98,10 @@ class Handover:
 
     When a prompt is computed a router chooses the engine that goes on. There requests queue for a
     seat and for memory (of the prompt and the next token), first come, first served, behind those
-    of its own that were preempted. Who has both is sent its KV, all of it, after the whole prompt;
-    until then the sender holds it. Then it decodes with the others, or first computes its last
-    prompt token again. If the engine that goes on dies before it has the KV another one is chosen;
-    if the sender does the KV is lost.
+    of its own that were preempted. Who has both is sent its KV after the whole prompt, all of it
+    that the prefix cache there does not hold; until then the sender holds it. Then it decodes with
+    the others, or first computes its last prompt token again. If the engine that goes on dies
+    before it has the KV another one is chosen; if the sender does the KV is lost.
 
     Where KV is sent layer by layer, all this happens when the first layer of the last chunk of a
     prompt is computed, and what has room by then is sent while the others are. See Notes.
@@ -155,6 +156,9 @@ class Handover:
         """Let a fresh engine hand over, or take over who waits for one."""
         if member.role == "decode":
             self._queues[member.index] = deque()
+            # What is there of a prompt is seen when its KV is to come, whatever step runs then.
+            if isinstance(member.engine.kv, PrefixCachingKVCache):
+                member.engine.cache_is_watched = True
             self._fleet.settle_soon(member)
         elif member.role == "prefill":
             member.engine.requests.hands_over = partial(self._prompt_is_done, member)
@@ -270,7 +274,7 @@ class Handover:
             changed = changed | self._place()
         for index in sorted(changed & self._queues.keys()):
             queue, receiver = self._queues[index], self._fleet.members[index]
-            while queue and has_room(receiver, self._computed_tokens(queue[0])):
+            while queue and self._fits(receiver, queue[0]):
                 delivery = queue.popleft()
                 receiver.live.unqueue(delivery.sent)
                 self._begin(delivery, receiver)
@@ -310,8 +314,13 @@ class Handover:
         return chosen_ones
 
     def _has_room(self, receiver: Member, delivery: _Delivery) -> bool:
-        tokens = self._computed_tokens(delivery)
-        return not self._queues[receiver.index] and has_room(receiver, tokens)
+        return not self._queues[receiver.index] and self._fits(receiver, delivery)
+
+    def _fits(self, receiver: Member, delivery: _Delivery) -> bool:
+        kv, tokens = receiver.engine.kv, self._computed_tokens(delivery)
+        if isinstance(kv, PrefixCachingKVCache):
+            return has_room(receiver, tokens, kv.find(delivery.sent).blocks_in_use)
+        return has_room(receiver, tokens)
 
     def _computed_tokens(self, delivery: _Delivery) -> int:
         """Count the tokens that need not be computed where a request goes on."""
@@ -354,10 +363,11 @@ class Handover:
         now_ns, tokens, sender = self._fleet.now_ns, delivery.num_tokens, delivery.sender
         arrival = self._fleet.arrivals[state.id]
         computed_tokens = self._computed_tokens(delivery)
-        reception.reserve(receiver.engine.requests, state, arrival, computed_tokens, now_ns)
+        requests = receiver.engine.requests
+        tokens -= reception.reserve(requests, state, arrival, computed_tokens, now_ns)
         receiver.live.has_changed(receiver.live.segment)
         links = self._links
-        last_layer_tokens = delivery.last_tokens / links.joins.num_layers
+        last_layer_tokens = min(delivery.last_tokens, tokens) / links.joins.num_layers
         last_layer_ns = links.kv_alone_ns(sender, receiver, last_layer_tokens)
         end_ns = delivery.ready_ns + last_layer_ns
         wait_ns = ceil(end_ns - now_ns - links.kv_alone_ns(sender, receiver, tokens))
@@ -388,16 +398,17 @@ class Handover:
         )
 
 
-def has_room(receiver: Member, num_tokens: int) -> bool:
+def has_room(receiver: Member, num_tokens: int, shared_blocks: int = 0) -> bool:
     """Whether a request finds a seat and memory for its KV and the next token, before all others.
 
-    It does not while requests wait there that were preempted.
+    It does not while requests wait there that were preempted. Blocks that it shares with others
+    take no memory.
     """
     requests, config = receiver.engine.requests, receiver.engine.config
     if requests.num_waiting or requests.num_seated >= config.most_resident:
         return False
     end = num_tokens + 1
-    need = -(-(end + slots_ahead(config, end)) // config.block_size)
+    need = -(-(end + slots_ahead(config, end)) // config.block_size) - shared_blocks
     free_blocks = config.num_blocks - receiver.live.used_blocks
     # As at any admission, an engine with nobody else need not keep free blocks.
     keep = config.watermark_blocks if requests.num_seated else 0

@@ -107,14 +107,18 @@ class PrefixCachingKVCache(PagedKVCache):
 
     def cached_tokens(self, state: RequestState) -> int:
         """Count the tokens that `lookup` finds, of a request that may go to another cache."""
+        return self.find(state).tokens
+
+    def find(self, state: RequestState) -> Hit:
+        """Return what `lookup` does, of a request that may go to another cache."""
         if state.id in self._left_behind:
-            return self.lookup(state).tokens
+            return self.lookup(state)
         self._catch_up()
         prompt = self._prompt(state)
         if not self._index.may_hold(prompt):  # as most engines of a fleet do not
-            return 0
+            return NO_HIT
         most = (state.num_tokens - 1) // self.block_size
-        return self._index.find(prompt, most)[0].tokens
+        return self._index.find(prompt, most)[0]
 
     def allocate(
         self,

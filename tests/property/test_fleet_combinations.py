@@ -76,6 +76,8 @@ class FleetCombination:
     shares: tuple[tuple[int, ...], ...] = ()
     """What each stage takes of a step, in tenths, of the engines of each role; one is no pipeline.
     None is, if there are none."""
+    decode_caches: bool = False
+    """Whether engines of role `decode` have the prefix caches that others have."""
     make_router: Callable[[str], Any] = routers.make
     make_migrator: Callable[[], Any] = Restless
     make_autoscaler: Callable[[int], Any] = UpAndDown
@@ -89,6 +91,8 @@ class FleetCombination:
                 self.roles[pool] == "mixed" and self.moves_every_ns is None
             )
             limits = config if keeps else looking_nothing_up(config)
+            if self.decode_caches and self.roles[pool] == "decode" and not limits.kv_tiers:
+                limits = replace(limits, enable_prefix_caching=config.enable_prefix_caching)
             rates = self.rates if self.drafting in (None, self.roles[pool]) else ()
             if not rates:
                 limits = replace(limits, num_speculative_tokens=0, num_lookahead_tokens=0)
@@ -189,6 +193,7 @@ def fleet_combinations(draw):
         rates=rates,
         draft_length=draw(st.sampled_from(sorted(DRAFT_LENGTHS))),
         drafting=draw(st.sampled_from((None, None, *sorted(set(roles))))),
+        decode_caches=moves_every_ns is None and draw(st.booleans()),
     )
 
 

@@ -26,9 +26,10 @@ from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.link import LINKS, Link
 from schedlab.sim.record.columns import REJECTED
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Turn
 from tests import laws
 from tests.laws import LinearCost, arrival
+from tests.property.test_combinations import named
 from tests.workloads import share, workloads
 
 CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
@@ -276,6 +277,7 @@ def configs(draw):
         max_num_seqs=draw(st.sampled_from((1, 2, 8))),
         max_num_batched_tokens=draw(st.sampled_from((8, 30, 200))),
         watermark=draw(st.sampled_from((0.0, 0.05))),
+        enable_prefix_caching=draw(st.booleans()),
     )
 
 
@@ -288,7 +290,7 @@ def cases(draw):
         )
     )  # fmt: skip
     return {
-        "workload": draw(workloads()),
+        "workload": list(named(draw, draw(workloads()), CONFIG.block_size)),
         "roles": roles,
         "configs": [draw(configs()) for _ in roles],
         "policies": [draw(st.sampled_from(("fcfs", "sjf", "srtf", "vtc"))) for _ in roles],
@@ -322,8 +324,12 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
             assert case["num_layers"] > 1 or times[0] <= requests["transfer_start_ns"][i]
             assert len(times) == 1 or times[1] > came_ns
         if came_ns >= 0:
+            sent_bytes = requests["transferred_bytes"][i]
+            assert sent_bytes <= a.request.prompt_tokens * BYTES_PER_TOKEN
+            if not case["configs"][requests["engine"][i]].enable_prefix_caching:
+                assert sent_bytes == a.request.prompt_tokens * BYTES_PER_TOKEN
             least_ns = case["link"].latency_s * 1e9
-            least_ns += a.request.prompt_tokens * BYTES_PER_TOKEN / case["link"].bytes_per_s * 1e9
+            least_ns += sent_bytes / case["link"].bytes_per_s * 1e9
             assert came_ns - requests["transfer_start_ns"][i] >= ceil(least_ns - 1e-6)
     gaps = log.token_gaps()
     total = sum(requests["last_token_ns"] - requests["first_token_ns"])
@@ -477,6 +483,87 @@ def test_first_token_of_no_role_or_of_requests_that_are_kept_is_refused():
         make_spec(data)
     data["cluster"] |= {"first_token": "decoder"}
     with pytest.raises(SpecError, match=r"cluster\.first_token: .*did you mean decode"):
+        make_spec(data)
+
+
+CACHING = replace(CONFIG, enable_prefix_caching=True)
+NAMES = {"prefix_hash_ids": (0, 1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize(("recomputes", "sent_tokens"), [(False, 0), (True, 4)])
+def test_kv_that_is_in_the_cache_where_a_request_goes_on_is_not_sent(recomputes, sent_tokens):
+    # The last token is never taken from a cache: that of the prompt, if it is computed again.
+    work = [arrival(0, 0, 20, 3, **NAMES), arrival(1, 50_000, 20, 3, **NAMES)]
+    log = run(work, configs=[CONFIG, CACHING], recomputes_last_token=recomputes)
+    requests = log.requests()
+    assert requests["transferred_bytes"].tolist() == [20_000, 1000 * sent_tokens]
+    took = requests["transfer_end_ns"] - requests["transfer_start_ns"]
+    assert took.tolist() == [50 + 20, 50 + sent_tokens]
+    assert requests["prefix_hit_tokens"].tolist() == [0, 0], "all of both was computed"
+    # What comes after is as without a cache.
+    gaps = [np.diff(log.token_times(number)).tolist() for number in (0, 1)]
+    assert gaps[1][-1] == gaps[0][-1] == 1010
+
+
+def test_kv_on_its_way_is_not_found_by_others():
+    slow_link = replace(LINK, latency_s=5e-6)
+    work = [arrival(0, 0, 20, 9, **NAMES), arrival(1, 0, 20, 9, **NAMES)]
+    requests = run(work, configs=[CONFIG, CACHING], link=slow_link).requests()
+    assert requests["transferred_bytes"].tolist() == [20_000, 20_000]
+
+
+def test_blocks_that_a_request_shares_where_it_goes_on_take_no_room():
+    # Six of eight blocks are those of the first; the second needs one of its own.
+    small = replace(CACHING, num_blocks=8, max_model_len=32, watermark=0.0)
+    work = [arrival(0, 0, 20, 9, **NAMES), arrival(1, 2_000, 20, 3, **NAMES)]
+    requests = run(work, configs=[CONFIG, small]).requests()
+    assert requests["transferred_bytes"].tolist() == [20_000, 0]
+    assert requests["transfer_start_ns"][1] == requests["first_token_ns"][1]
+    assert requests["transfer_start_ns"][1] < requests["last_token_ns"][0]
+
+
+def test_answer_that_was_given_somewhere_is_found_there_by_the_next_turn():
+    # Prompt and answer of the first turn fill six blocks; its last token was never computed.
+    first = replace(arrival(0, 0, 20, 6, **NAMES, session="s"), turn=Turn((), 0, (5, 6)))
+    second = arrival(1, 50_000, 40, 3, prefix_hash_ids=tuple(range(10)), session="s")
+    second = replace(second, turn=Turn((0,), 50_000))
+    requests = run([first, second], configs=[CONFIG, CACHING]).requests()
+    assert requests["transferred_bytes"].tolist() == [20_000, (40 - 24) * 1000]
+
+
+@pytest.mark.parametrize("name", ["lmetric", "dynamo"])
+def test_router_finds_the_cache_where_a_request_goes_on(name):
+    roles = ("prefill", "decode", "decode")
+    others = [arrival(i, 1000 * i, 20, 2, prefix_hash_ids=(i, i + 100)) for i in range(1, 4)]
+    work = [arrival(0, 0, 20, 3, **NAMES), *others, arrival(9, 50_000, 20, 3, **NAMES)]
+    log = run(work, roles, [CONFIG, CACHING, CACHING], decode_router=name)
+    requests = log.requests()
+    assert requests["engine"][-1] == requests["engine"][0]
+    assert requests["transferred_bytes"][-1] == 0
+
+
+def test_pool_of_answers_has_a_prefix_cache_only_if_it_says_so():
+    data = cluster().to_data()
+    data["engine"] = {"enable_prefix_caching": True}
+    data["cluster"]["pools"]["e"] = {"role": "decode", "engine": {"enable_prefix_caching": True}}
+    pools = engine_pools(make_spec(data))
+    assert [pool.spec.engine.enable_prefix_caching for pool in pools] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"engine": TIERED | {"preemption_mode": "swap"}}, "with engine.kv_offload: what lies in"),
+        ({"migration": "llumnix"}, "whose requests move"),
+    ],
+)
+def test_prefix_cache_of_a_pool_of_answers_that_would_not_be_kept_right_is_refused(keys, message):
+    data = cluster(d={"role": "decode", "count": 2, "engine": {"enable_prefix_caching": True}})
+    data = data.to_data()
+    data["engine"] = keys.get("engine", {})
+    data["cluster"] |= {key: value for key, value in keys.items() if key == "migration"}
+    told = r"cluster\.pools\.d\.engine\.enable_prefix_caching: must be false in a pool"
+    with pytest.raises(SpecError, match=f"{told}.* {message}"):
         make_spec(data)
 
 

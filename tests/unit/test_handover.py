@@ -17,7 +17,7 @@ MS = 1_000_000
 class World:
     """A handover between engines 0 (prompts), 1 and 2 (answers), and all that it asks of others."""
 
-    def __init__(self, monkeypatch, **plan):
+    def __init__(self, monkeypatch, cached_tokens=0, **plan):
         self.told = []
         self.members = [self.member(index) for index in range(3)]
         self.fleet = SimpleNamespace(
@@ -40,8 +40,9 @@ class World:
             "_queues": {1: deque(), 2: deque()}, "transfers": [],
         }.items():  # fmt: skip
             setattr(self.handover, name, value)
-        for name in ("take_back", "call_off", "reserve", "arrive"):
-            monkeypatch.setattr(handover.reception, name, self.noting(name))
+        told = {"take_back": 0, "call_off": 0, "reserve": cached_tokens, "arrive": 0}
+        for name, answer in told.items():
+            monkeypatch.setattr(handover.reception, name, self.noting(name, answer))
         monkeypatch.setattr(handover, "note_sent", self.noting("sent"))
         monkeypatch.setattr(
             handover, "as_received",
@@ -64,7 +65,8 @@ class World:
             index=index, server=server, live=live,
             known=SimpleNamespace(name=f"known {index}", backlog_tokens=100 * index + 50),
             engine=SimpleNamespace(
-                requests=requests, config=SimpleNamespace(most_resident=3, name=f"limits {index}")
+                kv=None, requests=requests,
+                config=SimpleNamespace(most_resident=3, name=f"limits {index}"),
             ),
         )  # fmt: skip
 
@@ -169,6 +171,21 @@ def test_kv_is_sent_so_that_it_never_waits_for_a_layer_and_is_there_when_all_of_
     assert world.told[-1][-1] == 7.5 * MS
 
 
+@pytest.mark.parametrize(
+    ("cached", "sent", "wait_ms"),
+    # Of the last 40 tokens, or of the fewer that are sent, a layer in four goes after 110 ms.
+    [(0, 100, 40 + 2.5 - 25), (48, 52, 40 + 2.5 - 13), (80, 20, 40 + 1.25 - 5), (100, 0, 40)],
+)
+def test_kv_that_is_there_is_neither_sent_nor_waited_for(monkeypatch, cached, sent, wait_ms):
+    world = World(monkeypatch, cached)
+    sender, receiver, _ = world.members
+    one = world.delivery(5, receiver=receiver)
+    one.ready_ns = 110 * MS
+    world.handover._begin(one, receiver)
+    name, *given, _, wait_ns = world.told[-1]
+    assert (name, given, wait_ns) == ("send", [sender, receiver, sent], wait_ms * MS)
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_router_chooses_among_those_that_answer_in_order_of_requests(monkeypatch, keeps):
     world = World(monkeypatch, keeps_when_full=keeps)
@@ -181,7 +198,7 @@ def test_router_chooses_among_those_that_answer_in_order_of_requests(monkeypatch
         return 2
 
     monkeypatch.setattr(handover, "chosen", choose)
-    monkeypatch.setattr(handover, "has_room", lambda receiver, tokens: receiver is second)
+    monkeypatch.setattr(handover, "has_room", lambda receiver, *_: receiver is second)
     monkeypatch.setattr(Handover, "_begin", lambda self, *given: world.told.append(given))
     chosen = world.handover._place()
     among = ["known 2"] if keeps else ["known 1", "known 2"]
