@@ -101,7 +101,8 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
     Raises
     ------
     SpecError
-        If the KV of one engine is of no use to another, or an answer would not fit where it goes.
+        If the KV of one engine is of no use to another, an answer would not fit where it goes, or
+        what is served whole depends on caches that no engine has.
     """
     cluster = spec.cluster
     if cluster is None or not cluster.is_disaggregated:
@@ -110,6 +111,8 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
     _one_kv_format(parts)
     _one_drafter(parts)
     chosen, local = cluster.decode_router, cluster.local
+    if local is not None and local.max_uncached_tokens is not None:
+        _has_cache([kind for kind in kinds if kind.role == "decode"])
     return Disaggregation(
         roles=[kind.role for kind in kinds for _ in range(kind.num_engines)],
         router=routers.make(chosen.name, spec.seed, **chosen.knobs),
@@ -117,7 +120,19 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
         local_queue_tokens=None if local is None else local.max_queued_tokens,
         keeps_when_full=local is not None and local.when_full,
         recomputes_last_token=cluster.first_token == "decode",
+        local_uncached_tokens=None if local is None else local.max_uncached_tokens,
+        local_queue_requests=None if local is None else local.max_queued_requests,
     )
+
+
+def _has_cache(kinds: Sequence[Kind]) -> None:
+    """Require that an engine that goes on with prompts has a cache to look at."""
+    if not any(kind.point.config.enable_prefix_caching for kind in kinds):
+        raise SpecError(
+            "cluster.local.max_uncached_tokens: no pool of role decode has a prefix cache; set "
+            f"cluster.pools.{kinds[0].name}.engine.enable_prefix_caching: true, or "
+            "cluster.local.max_prompt_tokens"
+        )
 
 
 def _one_kv_format(points: Sequence[Resolved]) -> None:

@@ -74,14 +74,24 @@ class MigratorKeys(Named):
 class Local(Section):
     """Requests that one engine serves whole though prompts and answers have engines of their own.
 
-    The first two keys are about those whose prompt an engine of role `decode` computes.
+    All keys but `when_full` are about those whose prompt an engine of role `decode` computes.
     """
 
     max_prompt_tokens: CountOrZero = Field(default=0, description="Those with no longer a prompt.")
+    max_uncached_tokens: CountOrZero | None = Field(
+        default=None,
+        description="Those of whose prompt no more tokens are not in the cache of the engine that "
+        "would go on with them, which `decode_router` then chooses when they come; none if absent.",
+    )
     max_queued_tokens: CountOrZero | None = Field(
         default=None,
         description="Those that would find more prompt tokens before them wherever prompts are "
         "computed; none if absent.",
+    )
+    max_queued_requests: CountOrZero | None = Field(
+        default=None,
+        description="Those that come while more requests wait where prompts are computed, in all "
+        "of these engines together; none if absent.",
     )
     when_full: bool = Field(
         default=False,

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from schedlab.sim.record.log import RunLog
     from schedlab.sim.request import Arrival, Request
 
-Shortcut = Callable[["Request"], tuple[Router, list[Member]] | None]
-"""Says who else chooses for a request, and among which engines; None if nobody does."""
+Shortcut = Callable[["Request"], Member | None]
+"""Says which engine serves a request whole; None if its router is to choose."""
 
 
 class Watcher(Protocol):
@@ -97,7 +97,9 @@ class Fleet:
     on_added : callable, optional
         Called with every place that is added.
     stays_local : callable, optional
-        Says which requests are served whole though prompts have engines of their own.
+        Says which requests are served whole though prompts have engines of their own, and by whom.
+    on_request_gone : callable, optional
+        Called with the id of a request that is about to be answered or turned away.
     heard_of_came, heard_of_gone : list of list
         Of those who want to know: each list is told what came, and what was answered or turned
         away and when.
@@ -130,6 +132,7 @@ class Fleet:
         self.may_grow: Callable[[Sequence[Role]], bool] = lambda _: False
         self.on_added: Callable[[Member], None] | None = None
         self.stays_local: Shortcut | None = None
+        self.on_request_gone: Callable[[int], None] | None = None
         self.heard_of_came: list[list[Request]] = []
         self.heard_of_gone: list[list[tuple[RequestState, int]]] = []
         self.arrivals: dict[int, Arrival] = {}
@@ -373,13 +376,11 @@ class Fleet:
         return True
 
     def _choose(self, request: Request) -> Member | None:
-        router, known = self._router, self._known_takers
-        if self.stays_local is not None and (local := self.stays_local(request)) is not None:
-            router, among = local
-            known = [member.known for member in among]
-        if not known:
-            return None
-        member = self.members[chosen(router, request, known)]
+        member = None if self.stays_local is None else self.stays_local(request)
+        if member is None:
+            if not self._known_takers:
+                return None
+            member = self.members[chosen(self._router, request, self._known_takers)]
         note_sent(request, member.live, member.known)
         return member
 
@@ -391,6 +392,8 @@ class Fleet:
     def request_is_gone(self, state: RequestState, now_ns: int) -> None:
         """Count a request as answered or turned away: a client of a closed loop may send."""
         self.num_pending -= 1
+        if self.on_request_gone is not None:
+            self.on_request_gone(state.id)
         self.arrivals.pop(state.id, None)
         for heard in self.heard_of_gone:
             heard.append((state, now_ns))

@@ -15,6 +15,7 @@ from schedlab.sim.core.track import slots_ahead
 from schedlab.sim.drive.clock import COMES, Event
 from schedlab.sim.drive.engine_state import note_sent
 from schedlab.sim.drive.links import Links, Moving
+from schedlab.sim.drive.local_prefill import LocalPrefill
 from schedlab.sim.drive.members import Member, Role
 from schedlab.sim.drive.retries import as_received, catch_up
 from schedlab.sim.drive.router import Router, chosen, tell_gone
@@ -26,7 +27,6 @@ from schedlab.sim.request import RequestState
 if TYPE_CHECKING:
     from schedlab.sim.core.step import Segment
     from schedlab.sim.drive.fleet import Fleet
-    from schedlab.sim.request import Request
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class Disaggregation:
     recomputes_last_token : bool
         The token that comes out with the last of a prompt is dropped, and the engine that goes on
         computes the last token of the prompt again: the first token of the answer is its own.
+    local_uncached_tokens : int, optional
+        A request is served whole if no more tokens of its prompt are not in the cache of the engine
+        that would go on with it; `router` then chooses that when the request comes.
+    local_queue_requests : int, optional
+        So is one that comes while more requests wait where prompts are computed, in all of these
+        engines together.
 
     Raises
     ------
@@ -62,6 +68,14 @@ class Disaggregation:
     local_queue_tokens: int | None = None
     keeps_when_full: bool = False
     recomputes_last_token: bool = False
+    local_uncached_tokens: int | None = None
+    local_queue_requests: int | None = None
+
+    @property
+    def serves_some_whole(self) -> bool:
+        """Whether engines that go on with others serve any request whole."""
+        most = (self.local_queue_tokens, self.local_uncached_tokens, self.local_queue_requests)
+        return self.local_prompt_tokens > 0 or any(one is not None for one in most)
 
     def __post_init__(self) -> None:
         if self.keeps_when_full and self.recomputes_last_token:
@@ -134,8 +148,7 @@ class Handover:
         self._links = links
         self._router = plan.router
         self._plan = plan
-        if plan.local_prompt_tokens or plan.local_queue_tokens is not None:
-            fleet.stays_local = self._stays_local
+        self._local = LocalPrefill(fleet, plan)
         self._under_way: dict[int, _Delivery] = {}
         self._unplaced: list[_Delivery] = []
         self._queues: dict[int, deque[_Delivery]] = {}
@@ -173,6 +186,7 @@ class Handover:
     def died(self, member: Member) -> list[RequestState]:
         """Give up what was held there, and choose anew for those that were to go on there."""
         tell_gone(self._router, member.index)
+        self._local.died(member)
         lost = []
         for delivery in list(self._under_way.values()):
             if delivery.sender is member:
@@ -207,16 +221,6 @@ class Handover:
             reception.call_off(receiver.engine.requests, delivery.received)
             receiver.server.wake()
         self._fleet.settle_soon(receiver)
-
-    def _stays_local(self, request: Request) -> tuple[Router, list[Member]] | None:
-        """Say who serves a request whole: its prompt is short, or would wait for long."""
-        receivers = self._fleet.serving("decode")
-        queues = [m.known.backlog_tokens for m in self._fleet.serving("prefill", "mixed")]
-        most = self._plan.local_queue_tokens
-        is_long = not queues or (most is not None and min(queues) > most)
-        if receivers and (is_long or request.prompt_tokens <= self._plan.local_prompt_tokens):
-            return self._router, receivers
-        return None
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -283,35 +287,47 @@ class Handover:
         """Let the router choose for those without an engine to go on; return the chosen ones."""
         receivers = self._fleet.serving("decode")
         keeps = self._plan.keeps_when_full
-        if not receivers and not keeps:
-            if not self._fleet.expects("decode"):
-                for delivery in self._unplaced:
-                    self._give_up(delivery)
-                self._unplaced.clear()
-            return set()
         chosen_ones = set()
         unplaced, self._unplaced = self._unplaced, []
+        if not receivers and not keeps:
+            for delivery in unplaced:
+                if not self._local.has_promised(delivery.sent.id):
+                    self._wait_or_give_up(delivery)
+            unplaced = [one for one in unplaced if self._local.has_promised(one.sent.id)]
         for delivery in sorted(unplaced, key=lambda delivery: delivery.sent.id):
-            request, among = delivery.sent.request, receivers
-            if keeps:
-                among = [member for member in receivers if self._has_room(member, delivery)]
-                if not among:
-                    if not self._keep(delivery):
-                        self._unplaced.append(delivery)
-                    continue
-            index = chosen(self._router, request, [member.known for member in among])
-            receiver = delivery.receiver = self._fleet.members[index]
+            request = delivery.sent.request
+            receiver = self._promised(delivery)
+            if receiver is None:
+                among = receivers
+                if keeps:
+                    among = [member for member in receivers if self._has_room(member, delivery)]
+                    if not among:
+                        if not self._keep(delivery):
+                            self._unplaced.append(delivery)
+                        continue
+                index = chosen(self._router, request, [member.known for member in among])
+                receiver = self._fleet.members[index]
+                note_sent(request, receiver.live, receiver.known)
             if delivery.counted_by is not None:
                 delivery.counted_by.live.count(request, -1)
-            delivery.counted_by = receiver
-            note_sent(request, receiver.live, receiver.known)
+            delivery.receiver = delivery.counted_by = receiver
             if keeps:
                 self._begin(delivery, receiver)  # the next one finds this room taken
             else:
-                self._queues[index].append(delivery)
+                self._queues[receiver.index].append(delivery)
                 receiver.live.queue(delivery.sent)
-                chosen_ones.add(index)
+                chosen_ones.add(receiver.index)
         return chosen_ones
+
+    def _promised(self, delivery: _Delivery) -> Member | None:
+        """Return the engine that was chosen when a request came, if one was and can go on."""
+        receiver = self._local.take(delivery.sent.id)
+        if receiver is None or not self._plan.keeps_when_full:
+            return receiver
+        if self._has_room(receiver, delivery):
+            return receiver
+        self._local.uncount(delivery.sent.id, receiver)
+        return None
 
     def _has_room(self, receiver: Member, delivery: _Delivery) -> bool:
         return not self._queues[receiver.index] and self._fits(receiver, delivery)
@@ -344,7 +360,11 @@ class Handover:
         sender.server.wake()
         return True
 
-    def _give_up(self, delivery: _Delivery) -> None:
+    def _wait_or_give_up(self, delivery: _Delivery) -> None:
+        """Let a request wait for an engine to go on, if one will ever be there."""
+        if self._fleet.expects("decode"):
+            self._unplaced.append(delivery)
+            return
         del self._under_way[delivery.sent.id]
         sender = delivery.sender
         if not delivery.is_computed:

@@ -65,7 +65,7 @@ class FleetCombination:
     scaling: tuple[int, int] | None
     moves_every_ns: int | None
     stages: tuple[int, int]
-    local: tuple[int, int | None, bool, bool]
+    local: tuple[int | None, ...]
     """What follows the router in a `Disaggregation`."""
     link: Link
     num_layers: int = 1
@@ -188,6 +188,8 @@ def fleet_combinations(draw):
             draw(st.sampled_from((0, 0, 15))),
             draw(st.sampled_from((None, None, 20))),
             *draw(st.sampled_from(((False, False), (True, False), (False, True)))),
+            draw(st.sampled_from((None, None, 10))),
+            draw(st.sampled_from((None, None, 1))),
         ),
         link=Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
         rates=rates,
@@ -250,7 +252,7 @@ def small_fleet(policy, roles, outages=(), moves_every_ns=None):
         scaling=None,
         moves_every_ns=moves_every_ns,
         stages=(1, 1),
-        local=(0, None, False, False),
+        local=(0, None),
         link=Link(1e10, 0.0, ""),
     )
 
@@ -287,7 +289,7 @@ def test_prompts_whose_memory_went_to_who_arrived_meanwhile_are_computed_by_seal
         laws.arrival(1, 15_000, 50, 10, predicted_tokens=10.0),
     ]
     config = replace(fleet.config, num_blocks=25, max_num_batched_tokens=4)
-    check_fleet(replace(fleet, workload=work, config=config, local=(50, None, False, False)))
+    check_fleet(replace(fleet, workload=work, config=config, local=(50, None)))
 
 
 def test_swap_when_nobody_could_run_is_charged_to_one_step():
@@ -324,7 +326,7 @@ def test_engine_that_is_kept_after_all_takes_over_who_waits_for_one():
                 link_outages=[Outage(0, 0, 20_000)], max_retries=0,
             ),
             start_up_ns=0, staleness_ns=0, clients=None, scaling=(3000, 6), moves_every_ns=None,
-            stages=(1, 1), local=(0, None, False, False), link=Link(1e10, 0.0, ""), num_layers=1,
+            stages=(1, 1), local=(0, None), link=Link(1e10, 0.0, ""), num_layers=1,
             rates=(), draft_length="by_batch_size",
         )
     )  # fmt: skip

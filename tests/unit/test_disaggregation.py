@@ -40,7 +40,7 @@ LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")  # a token a nan
 def run(
     workload, roles=("prefill", "decode"), configs=None, policies=None, link=LINK, fast=True,
     max_concurrency=None, decode_router="least_outstanding_requests", devices=None, staleness_ns=0,
-    num_layers=1, keeps_when_full=False, recomputes_last_token=False,
+    num_layers=1, **plan,
 ):  # fmt: skip
     configs = configs or [CONFIG] * len(roles)
     engines = [
@@ -52,10 +52,7 @@ def run(
         )
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
     ]
-    plan = Disaggregation(
-        roles, routers.make(decode_router), keeps_when_full=keeps_when_full,
-        recomputes_last_token=recomputes_last_token,
-    )  # fmt: skip
+    plan = Disaggregation(roles, routers.make(decode_router), **plan)
     joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles), num_layers)
     router = routers.make("jsq")
     log = simulate_cluster(

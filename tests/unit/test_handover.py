@@ -10,6 +10,7 @@ import pytest
 
 from schedlab.sim.drive import handover
 from schedlab.sim.drive.handover import Disaggregation, Handover, _Delivery
+from schedlab.sim.drive.local_prefill import LocalPrefill
 
 MS = 1_000_000
 
@@ -33,11 +34,12 @@ class World:
             send_kv=self.noting("send", SimpleNamespace(num_bytes=4321)),
         )  # fmt: skip
         self.router = SimpleNamespace(engine_is_gone=self.noting("gone"))
+        plan = Disaggregation((), self.router, **plan)
         self.handover = Handover.__new__(Handover)
         for name, value in {
             "_fleet": self.fleet, "_links": self.links, "_router": self.router,
-            "_plan": Disaggregation((), self.router, **plan), "_under_way": {}, "_unplaced": [],
-            "_queues": {1: deque(), 2: deque()}, "transfers": [],
+            "_plan": plan, "_local": LocalPrefill(self.fleet, plan), "_under_way": {},
+            "_unplaced": [], "_queues": {1: deque(), 2: deque()}, "transfers": [],
         }.items():  # fmt: skip
             setattr(self.handover, name, value)
         told = {"take_back": 0, "call_off": 0, "reserve": cached_tokens, "arrive": 0}
@@ -207,12 +209,43 @@ def test_router_chooses_among_those_that_answer_in_order_of_requests(monkeypatch
     counted = ("count 0", "request 2", -1)
     begun = [[(one, second)] if keeps else [] for one in (soon, late)]
     taken = begun if keeps else [[("queue 2", one.sent)] for one in (soon, late)]
-    assert world.told == [counted, sent[0], *taken[0], sent[1], *taken[1]]
+    assert world.told == [sent[0], counted, *taken[0], sent[1], *taken[1]]
     assert [one.counted_by for one in (soon, late)] == [second, second]
     assert [one.receiver for one in (soon, late)] == [second, second]
     assert chosen == (set() if keeps else {2})
     assert list(world.handover._queues[2]) == ([] if keeps else [soon, late])
     assert world.handover._unplaced == []
+
+
+def test_request_goes_on_where_it_was_promised_though_nobody_else_is_sent_there(monkeypatch):
+    world = World(monkeypatch, local_uncached_tokens=9)
+    sender, first, _ = world.members
+    world.handover._local._promised[2] = first
+    promised, other = world.delivery(2, counted_by=sender), world.delivery(3)
+    world.serving["decode",], world.is_expected = [], True  # it drains
+    assert world.handover._place() == {1}
+    assert world.told == [("count 0", "request 2", -1), ("queue 1", promised.sent)]
+    assert (promised.receiver, promised.counted_by) == (first, first)
+    assert world.handover._unplaced == [other]
+
+
+def test_request_goes_on_elsewhere_if_where_it_was_promised_is_no_room_and_it_need_not_wait(
+    monkeypatch,
+):
+    world = World(monkeypatch, local_uncached_tokens=9, keeps_when_full=True)
+    sender, first, second = world.members
+    world.fleet.arrivals[2] = SimpleNamespace(request="request 2")
+    world.handover._local._promised[2] = first
+    one = world.delivery(2, counted_by=sender)
+    monkeypatch.setattr(handover, "chosen", lambda *_: 2)
+    monkeypatch.setattr(handover, "has_room", lambda receiver, *_: receiver is second)
+    monkeypatch.setattr(Handover, "_begin", lambda self, *given: world.told.append(given))
+    world.handover._place()
+    assert world.told == [
+        ("count 1", "request 2", -1), ("settle", first),
+        ("sent", "request 2", second.live, second.known), ("count 0", "request 2", -1),
+        (one, second),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("keeps", "is_expected"), [(False, False), (False, True), (True, False)])
@@ -236,22 +269,3 @@ def test_requests_that_nobody_can_go_on_with_wait_are_kept_or_given_up(
             ("count 0", "request 3", -1), ("interrupt 0",), ("delivered 0", 3), ("wake 0",),
             ("fail", counted.sent, why, sender),
         ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("prompt", "queue", "most_queue", "is_local"),
-    [
-        (20, 50, None, True), (21, 50, None, False), (21, 50, 50, False), (21, 50, 49, True),
-        (21, None, 99, True), (21, None, None, True),
-    ],
-)  # fmt: skip
-def test_short_prompt_or_one_that_would_wait_for_long_is_served_whole(
-    monkeypatch, prompt, queue, most_queue, is_local
-):
-    world = World(monkeypatch, local_prompt_tokens=20, local_queue_tokens=most_queue)
-    if queue is None:
-        world.serving["prefill", "mixed"] = []
-    told = world.handover._stays_local(SimpleNamespace(prompt_tokens=prompt))
-    assert told == ((world.router, world.members[1:]) if is_local else None)
-    world.serving["decode",] = []
-    assert world.handover._stays_local(SimpleNamespace(prompt_tokens=prompt)) is None
