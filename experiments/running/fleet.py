@@ -122,6 +122,7 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
         recomputes_last_token=cluster.first_token == "decode",
         local_uncached_tokens=None if local is None else local.max_uncached_tokens,
         local_queue_requests=None if local is None else local.max_queued_requests,
+        overhead_ns=round(cluster.handover_overhead_ms * 1e6),
     )
 
 

@@ -180,6 +180,11 @@ class Cluster(Section):
         default_factory=lambda: Link(name="infiniband-ndr"),
         description="What KV is sent over: a name, or a mapping.",
     )
+    handover_overhead_ms: NonNegative = Field(
+        default=0.0,
+        description="What each hand-over of a prompt takes beside the latency of the link and the "
+        "bytes, with the link idle: handshakes, metadata, polling, dispatch by a proxy.",
+    )
     start_up: StartUp | None = Field(
         default=None, description="How long an engine takes to start; see its keys."
     )
@@ -252,10 +257,11 @@ class Cluster(Section):
                 raise ValueError(
                     "decode_router: only where answers have engines of their own (role decode)"
                 )
-            if self.first_token != "prefill":
-                raise ValueError(
-                    "first_token: only where answers have engines of their own (role decode)"
-                )
+            for key in ("first_token", "handover_overhead_ms"):
+                if getattr(self, key) != default[key].default:
+                    raise ValueError(
+                        f"{key}: only where answers have engines of their own (role decode)"
+                    )
             if self.migration is None:
                 has_link = self.link != default["link"].get_default(call_default_factory=True)
                 if has_link or (self.failures is not None and self.failures.links):

@@ -55,6 +55,9 @@ class Disaggregation:
     local_queue_requests : int, optional
         So is one that comes while more requests wait where prompts are computed, in all of these
         engines together.
+    overhead_ns : int
+        What each handover takes beside the latency of the link and the bytes, with the link idle:
+        after there is seat and memory, and the prompt is computed.
 
     Raises
     ------
@@ -70,6 +73,7 @@ class Disaggregation:
     recomputes_last_token: bool = False
     local_uncached_tokens: int | None = None
     local_queue_requests: int | None = None
+    overhead_ns: int = 0
 
     @property
     def serves_some_whole(self) -> bool:
@@ -392,7 +396,9 @@ class Handover:
         end_ns = delivery.ready_ns + last_layer_ns
         wait_ns = ceil(end_ns - now_ns - links.kv_alone_ns(sender, receiver, tokens))
         done = partial(self._is_delivered, delivery, now_ns)
-        delivery.moving = links.send_kv(sender, receiver, tokens, done, max(wait_ns, 0))
+        # Nothing of the overhead is hidden behind layers that are not computed yet.
+        wait_ns = max(wait_ns, 0) + self._plan.overhead_ns
+        delivery.moving = links.send_kv(sender, receiver, tokens, done, wait_ns)
 
     def _is_delivered(self, delivery: _Delivery, start_ns: int) -> None:
         sender, receiver, state = delivery.sender, delivery.receiver, delivery.received

@@ -190,6 +190,7 @@ def fleet_combinations(draw):
             *draw(st.sampled_from(((False, False), (True, False), (False, True)))),
             draw(st.sampled_from((None, None, 10))),
             draw(st.sampled_from((None, None, 1))),
+            draw(st.sampled_from((0, 0, 2_500))),
         ),
         link=Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
         rates=rates,

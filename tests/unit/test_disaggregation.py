@@ -78,6 +78,27 @@ def test_times_of_a_lone_request_add_up():
 
 
 @pytest.mark.parametrize(
+    ("num_layers", "came_ns"),
+    # All of it after the prompt, 1200 ns: 20 ns on the link. The last of four layers: 5 ns.
+    [(1, 1200 + 700 + 50 + 20), (4, 1200 + 700 + 50 + 5)],
+)
+def test_overhead_of_a_handover_is_added_to_what_the_link_takes(num_layers, came_ns):
+    log = run([arrival(0, 0, 20, 3)], num_layers=num_layers, overhead_ns=700)
+    assert log.requests()["transfer_end_ns"].tolist() == [came_ns]
+
+
+def test_overhead_of_a_handover_leaves_the_link_to_others():
+    # The first one's bytes leave when the other prompt is done, and both share the link then.
+    work = [arrival(0, 0, 20, 2), arrival(1, 100, 40, 2)]
+    roles = ("prefill", "decode", "decode")
+    took = [
+        log["transfer_end_ns"] - log["transfer_start_ns"]
+        for log in (run(work, roles, overhead_ns=ns).requests() for ns in (0, 5_000))
+    ]
+    assert (took[1] - took[0]).tolist() == [5_000, 5_000]
+
+
+@pytest.mark.parametrize(
     ("bytes_per_s", "budget", "came_ns"),
     [
         # The prompt takes 1200 ns, a layer 300; its KV 20 ns, that of a layer 5.
@@ -297,6 +318,9 @@ def cases(draw):
         "staleness_ns": draw(st.sampled_from((0, 0, 2_000))),
         "num_layers": draw(st.sampled_from((1, 1, 4))),
         **draw(st.sampled_from(({}, {"keeps_when_full": True}, {"recomputes_last_token": True}))),
+        "local_uncached_tokens": draw(st.sampled_from((None, None, 5, 20))),
+        "local_queue_requests": draw(st.sampled_from((None, None, 1))),
+        "overhead_ns": draw(st.sampled_from((0, 0, 2_500))),
     }
 
 
@@ -325,7 +349,7 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
             assert sent_bytes <= a.request.prompt_tokens * BYTES_PER_TOKEN
             if not case["configs"][requests["engine"][i]].enable_prefix_caching:
                 assert sent_bytes == a.request.prompt_tokens * BYTES_PER_TOKEN
-            least_ns = case["link"].latency_s * 1e9
+            least_ns = case["link"].latency_s * 1e9 + case["overhead_ns"]
             least_ns += sent_bytes / case["link"].bytes_per_s * 1e9
             assert came_ns - requests["transfer_start_ns"][i] >= ceil(least_ns - 1e-6)
     gaps = log.token_gaps()
@@ -471,6 +495,13 @@ def test_first_token_of_the_engine_that_goes_on_is_one_of_an_experiment():
     assert (told > before.requests["first_token_ns"]).all()
 
 
+def test_overhead_of_handovers_is_one_of_an_experiment():
+    data, before = cluster().to_data(), run_experiment(cluster()).metrics()["mean_handover_ms"]
+    data["cluster"]["handover_overhead_ms"] = 110
+    after = run_experiment(make_spec(data)).metrics()["mean_handover_ms"]
+    assert after == pytest.approx(before + 110, abs=1)
+
+
 def test_first_token_of_no_role_or_of_requests_that_are_kept_is_refused():
     data = cluster().to_data()
     data["cluster"] |= {"first_token": "decode", "local": {"when_full": True}}
@@ -576,7 +607,13 @@ def test_layers_without_an_engine_for_prompts_are_told():
 
 
 @pytest.mark.parametrize(
-    "keys", [{"decode_router": "jsq"}, {"link": "nvlink"}, {"first_token": "decode"}]
+    "keys",
+    [
+        {"decode_router": "jsq"},
+        {"link": "nvlink"},
+        {"first_token": "decode"},
+        {"handover_overhead_ms": 3},
+    ],
 )
 def test_keys_about_what_no_engine_does_are_refused(keys):
     (key,) = keys

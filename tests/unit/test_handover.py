@@ -188,6 +188,16 @@ def test_kv_that_is_there_is_neither_sent_nor_waited_for(monkeypatch, cached, se
     assert (name, given, wait_ns) == ("send", [sender, receiver, sent], wait_ms * MS)
 
 
+def test_overhead_comes_after_what_is_waited_for_layers(monkeypatch):
+    world = World(monkeypatch, overhead_ns=3 * MS)
+    _, receiver, _ = world.members
+    one = world.delivery(5, receiver=receiver)
+    for ready_ms, wait_ms in ((60, 0), (110, 40 + 2.5 - 25)):
+        one.ready_ns = ready_ms * MS
+        world.handover._begin(one, receiver)
+        assert world.told[-1][-1] == (wait_ms + 3) * MS
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_router_chooses_among_those_that_answer_in_order_of_requests(monkeypatch, keeps):
     world = World(monkeypatch, keeps_when_full=keeps)
