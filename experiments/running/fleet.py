@@ -119,7 +119,7 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
         local_prompt_tokens=0 if local is None else local.max_prompt_tokens,
         local_queue_tokens=None if local is None else local.max_queued_tokens,
         keeps_when_full=local is not None and local.when_full,
-        recomputes_last_token=cluster.first_token == "decode",
+        first_token=cluster.first_token,
         local_uncached_tokens=None if local is None else local.max_uncached_tokens,
         local_queue_requests=None if local is None else local.max_queued_requests,
         overhead_ns=round(cluster.handover_overhead_ms * 1e6),

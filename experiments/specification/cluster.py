@@ -170,11 +170,12 @@ class Cluster(Section):
         description="Which engine of role `decode` goes on with a request whose prompt is "
         "computed; `staleness_ms` is that of `router`.",
     )
-    first_token: Literal["prefill", "decode"] = Field(
+    first_token: Literal["prefill", "transfer", "decode"] = Field(
         default="prefill",
-        description="The role of the engine that the first token of an answer comes from: "
-        "`prefill`: with the prompt; `decode`: that token is dropped, and the engine that goes on "
-        "computes the last prompt token again, as behind the proxies of vLLM and llm-d.",
+        description="Where the first token of an answer comes from. `prefill`: it is told when the "
+        "prompt is computed; `transfer`: when its KV is where the answer goes on (SGLang, "
+        "TensorRT-LLM); `decode`: it is dropped, and the engine that goes on computes the last "
+        "prompt token again (behind the proxies of vLLM and llm-d).",
     )
     link: Annotated[Link, shorthand("name")] = Field(
         default_factory=lambda: Link(name="infiniband-ndr"),
@@ -271,10 +272,10 @@ class Cluster(Section):
 
     @model_validator(mode="after")
     def _can_keep(self) -> Cluster:
-        if self.first_token == "decode" and self.local is not None and self.local.when_full:
+        if self.first_token != "prefill" and self.local is not None and self.local.when_full:
             raise ValueError(
-                "local.when_full: must be false with first_token: decode: the token that comes out "
-                "with a prompt is dropped, so that no request goes on there"
+                f"local.when_full: must be false with first_token: {self.first_token}: no token is "
+                "told where a prompt is computed, and so no request goes on there"
             )
         return self
 

@@ -56,8 +56,9 @@ class Departures(Population):
         Set by who drives the engine: called, under the same condition, with a request whose last
         token here came out, and the time. If it returns True the request goes on elsewhere, and its
         KV is held until `delivered`.
-    drops_last_token : bool
-        Whether nobody is told of that token, since it comes out again where the request goes on.
+    drops_token : callable, optional
+        Set with it: says, before, of whom nobody is told of that token here: it is told, or
+        computed again, where the request goes on.
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
@@ -89,7 +90,7 @@ class Departures(Population):
                 self.kv.notes_lost = self.tiers.writes_back or self.tiers.follows_connector
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
-        self.drops_last_token = False
+        self.drops_token: Callable[[RequestState], bool] | None = None
         self.turns: dict[int, Turn] = {}
         self.sessions = SessionTable()
 
@@ -121,7 +122,7 @@ class Departures(Population):
                 del running[state.id]
         for state in states:
             entry_ns = state._entry_ns
-            if self.drops_last_token:
+            if self.drops_token is not None and self.drops_token(state):
                 self._drop_token(state)
             elif state._batch is batch:
                 self._leave_decodes(state)
@@ -160,11 +161,6 @@ class Departures(Population):
                 self._answer(state, end_ns)
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
-
-    def drop_last_tokens(self) -> None:
-        """Tell nobody of the last token of who goes on elsewhere; all must."""
-        self.drops_last_token = True
-        self.log.tells_tokens = False
 
     def _drop_token(self, state: RequestState) -> None:
         """Take a request out, and the token back that came out last: the only one since it came."""

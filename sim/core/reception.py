@@ -102,6 +102,15 @@ def take_back(requests: Departures, state: RequestState, arrival: Arrival, now_n
     arrive(requests, state, now_ns)
 
 
+def tell_token(requests: Departures, state: RequestState, now_ns: int) -> None:
+    """Tell of the token that came with the KV of a request: it was computed with its prompt."""
+    state._generated += 1
+    if state.first_token_ns < 0:
+        state.first_token_ns = now_ns
+    steps = requests.decodes.numbered_from + requests.decodes.steps
+    requests.log.add_stint(state.id, now_ns, steps, steps)
+
+
 def arrive(requests: Departures, state: RequestState, now_ns: int) -> None:
     """Let a request run whose KV has come, from the next plan on."""
     if isinstance(requests.kv, PrefixCachingKVCache):

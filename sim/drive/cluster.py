@@ -171,7 +171,7 @@ def simulate_cluster(
         if changes is None
         else [Place(m.pool, tuple(m.paid), tuple(m.served)) for m in fleet.members],
         queued_ns=fleet.retries.queued_ns,
-        recomputes_last_token=disaggregation is not None and disaggregation.recomputes_last_token,
+        tells_prefill_ends=disaggregation is not None and disaggregation.first_token != "prefill",
     )
 
 

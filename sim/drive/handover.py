@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from schedlab.sim.core import reception
 from schedlab.sim.core.executor import SimExecutor
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from schedlab.sim.core.step import Segment
     from schedlab.sim.drive.fleet import Fleet
 
+FirstToken = Literal["prefill", "transfer", "decode"]
+
 
 @dataclass(frozen=True)
 class Disaggregation:
@@ -46,9 +48,10 @@ class Disaggregation:
     keeps_when_full : bool
         A request for which no engine that goes on has room, when its prompt is computed, goes on
         where that was.
-    recomputes_last_token : bool
-        The token that comes out with the last of a prompt is dropped, and the engine that goes on
-        computes the last token of the prompt again: the first token of the answer is its own.
+    first_token : {"prefill", "transfer", "decode"}
+        Where the first token of an answer comes from: it is told as soon as the prompt is computed,
+        or when its KV is where the answer goes on; or it is dropped, and the engine that goes on
+        computes the last token of the prompt again.
     local_uncached_tokens : int, optional
         A request is served whole if no more tokens of its prompt are not in the cache of the engine
         that would go on with it; `router` then chooses that when the request comes.
@@ -62,7 +65,7 @@ class Disaggregation:
     Raises
     ------
     ValueError
-        If requests whose token is dropped are to go on where that happens.
+        If requests whose token is not told where it is computed are to go on there.
     """
 
     roles: Sequence[Role]
@@ -70,7 +73,7 @@ class Disaggregation:
     local_prompt_tokens: int = 0
     local_queue_tokens: int | None = None
     keeps_when_full: bool = False
-    recomputes_last_token: bool = False
+    first_token: FirstToken = "prefill"
     local_uncached_tokens: int | None = None
     local_queue_requests: int | None = None
     overhead_ns: int = 0
@@ -82,10 +85,10 @@ class Disaggregation:
         return self.local_prompt_tokens > 0 or any(one is not None for one in most)
 
     def __post_init__(self) -> None:
-        if self.keeps_when_full and self.recomputes_last_token:
+        if self.keeps_when_full and self.first_token != "prefill":
             raise ValueError(
-                "keeps_when_full: where the first token is that of the engine that goes on, the "
-                "one that comes out with the prompt is dropped, and no request goes on there"
+                "keeps_when_full: where an engine that goes on tells the first token, none is told "
+                "where the prompt is computed, and no request goes on there"
             )
 
 
@@ -176,11 +179,14 @@ class Handover:
             # What is there of a prompt is seen when its KV is to come, whatever step runs then.
             if isinstance(member.engine.kv, PrefixCachingKVCache):
                 member.engine.cache_is_watched = True
+            if self._plan.first_token == "transfer":
+                member.engine.log.tells_by_step = False
             self._fleet.settle_soon(member)
         elif member.role == "prefill":
             member.engine.requests.hands_over = partial(self._prompt_is_done, member)
-            if self._plan.recomputes_last_token:
-                member.engine.requests.drop_last_tokens()
+            if self._plan.first_token != "prefill":
+                member.engine.requests.drops_token = self._is_told_elsewhere
+                member.engine.log.tells_by_step = False
             if self._links.joins.num_layers > 1:
                 assert isinstance(member.server, Server)
                 member.server.on_begun = partial(self._prompts_begin, member)
@@ -266,11 +272,15 @@ class Handover:
 
     def _goes_on(self, state: RequestState, more_tokens: int) -> bool:
         """Whether a request has not all its tokens, when so many more came out."""
-        if self._plan.recomputes_last_token:
+        if self._plan.first_token == "decode":
             return True  # none of the answer comes out there
         output_tokens = self._fleet.arrivals[state.id].output_tokens
         most = min(output_tokens, state.request.max_tokens)
         return state.num_output_tokens + more_tokens < most
+
+    def _is_told_elsewhere(self, state: RequestState) -> bool:
+        """Whether the token that a request has got is told where it goes on, if it does."""
+        return self._goes_on(state, 0)
 
     def _add(self, delivery: _Delivery) -> None:
         self._under_way[delivery.sent.id] = delivery
@@ -344,7 +354,7 @@ class Handover:
 
     def _computed_tokens(self, delivery: _Delivery) -> int:
         """Count the tokens that need not be computed where a request goes on."""
-        return delivery.num_tokens - self._plan.recomputes_last_token
+        return delivery.num_tokens - (self._plan.first_token == "decode")
 
     def _keep(self, delivery: _Delivery) -> bool:
         """Let a request go on where its prompt was computed; return whether it has a seat there."""
@@ -409,6 +419,8 @@ class Handover:
         for member in (sender, receiver):
             member.server.interrupt()
         sender.engine.requests.delivered(state.id)
+        if self._plan.first_token == "transfer":
+            reception.tell_token(receiver.engine.requests, state, self._fleet.now_ns)
         reception.arrive(receiver.engine.requests, state, self._fleet.now_ns)
         for member in (sender, receiver):
             member.server.wake()

@@ -181,8 +181,8 @@ class ClusterLog:
     queued_ns : mapping of int to int, optional
         Request that lost its engine to when that engine took it in, which scheduled it first: the
         log that it is in says when the last one did.
-    recomputes_last_token : bool
-        Whether first tokens come out where requests go on, and not with their prompts.
+    tells_prefill_ends : bool
+        Whether first tokens are told where requests go on, and not when their prompts are computed.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class ClusterLog:
         engines: Sequence[int] | None = None,
         places: Sequence[Place] = (),
         queued_ns: Mapping[int, int] | None = None,
-        recomputes_last_token: bool = False,
+        tells_prefill_ends: bool = False,
     ) -> None:
         self.of_engines = of_engines
         self.transfers = transfers
@@ -203,7 +203,7 @@ class ClusterLog:
         self.engines = range(len(of_engines)) if engines is None else engines
         self.places = places
         self.queued_ns = queued_ns or {}
-        self._recomputes_last_token = recomputes_last_token
+        self._tells_prefill_ends = tells_prefill_ends
 
     @property
     def reject_reasons(self) -> dict[int, str]:
@@ -270,7 +270,7 @@ class ClusterLog:
         rows = np.array(self.transfers, dtype=np.int64)
         place = np.searchsorted(ids, rows[:, 0])
         columns = {"prefill_engine": 1, "transfer_start_ns": 3, "transfer_end_ns": 4}
-        if self._recomputes_last_token:
+        if self._tells_prefill_ends:
             columns["prefill_end_ns"] = 2
         found: Table = {}
         for name, i in columns.items():

@@ -75,9 +75,9 @@ class RunLog:
         what is there.
     verifications : BytesWriter
         `VERIFICATION_COLUMNS` of steps, 8 bytes each: who verifies drafts writes them there.
-    tells_tokens : bool
-        Whether the tokens that come out of steps are those of answers; of an engine that computes
-        prompts for others to go on with they need not be.
+    tells_by_step : bool
+        Whether the tokens of answers are those that come out of its steps. Of an engine that hands
+        prompts over, or is handed them, they need not be: some come with KV, some are for nobody.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RunLog:
         self._common: CommonRows | None = None
         self._place = 0
         self.num_steps = 0
-        self.tells_tokens = True
+        self.tells_by_step = True
         self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
         self.block_size = block_size
         self.grows = grows
@@ -358,11 +358,8 @@ class RunLog:
 
         With `ids` only of those requests.
         """
-        if ids is not None:
+        if ids is not None or not self.tells_by_step:
             return self.token_times_of_all().counts(ids)
-        if not self.tells_tokens:
-            nothing: Int64 = np.zeros(0, dtype=np.int64)
-            return {"time_ns": nothing, "count": nothing}
         steps = self.steps()
         if isinstance(steps, StoredSteps):
             return steps.tokens_out()

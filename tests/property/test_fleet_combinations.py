@@ -65,7 +65,7 @@ class FleetCombination:
     scaling: tuple[int, int] | None
     moves_every_ns: int | None
     stages: tuple[int, int]
-    local: tuple[int | None, ...]
+    local: tuple[Any, ...]
     """What follows the router in a `Disaggregation`."""
     link: Link
     num_layers: int = 1
@@ -187,7 +187,11 @@ def fleet_combinations(draw):
         local=(
             draw(st.sampled_from((0, 0, 15))),
             draw(st.sampled_from((None, None, 20))),
-            *draw(st.sampled_from(((False, False), (True, False), (False, True)))),
+            *draw(
+                st.sampled_from(
+                    ((False, "prefill"), (True, "prefill"), (False, "transfer"), (False, "decode"))
+                )
+            ),
             draw(st.sampled_from((None, None, 10))),
             draw(st.sampled_from((None, None, 1))),
             draw(st.sampled_from((0, 0, 2_500))),
@@ -214,6 +218,7 @@ def check_fleet(one):
         assert (np.diff(times) >= (0 if one.rates else 1)).all()  # drafts come together
         if status[row] == FINISHED:
             assert len(times) == min(a.output_tokens, a.request.max_tokens)
+    assert log.token_counts()["count"].sum() == requests["generated_tokens"].sum()
     for other in (one.run(), one.run(fast=False)):
         for name in ("losses", "transfers", "moves", "places", "reject_reasons"):
             assert getattr(log, name) == getattr(other, name), name

@@ -129,7 +129,7 @@ def test_answer_of_one_token_stays_where_its_prompt_was_computed():
 
 
 def test_first_token_of_the_engine_that_goes_on_comes_a_step_after_its_kv():
-    log = run([arrival(0, 0, 20, 3)], recomputes_last_token=True)
+    log = run([arrival(0, 0, 20, 3)], first_token="decode")
     row = {name: column[0] for name, column in log.requests().items()}
     # Prompt: 1000 + 20 * 10 ns. Its KV: 50 ns, then 20 tokens of 1000 bytes at 1000 a ns.
     assert row["prefill_end_ns"] == 1200
@@ -145,29 +145,42 @@ def test_first_token_of_the_engine_that_goes_on_comes_a_step_after_its_kv():
     assert log.token_counts()["count"].sum() == 3, "nobody reads the token of the first engine"
 
 
+def test_first_token_that_goes_with_the_kv_is_told_when_that_is_there():
+    log = run([arrival(0, 0, 20, 3), arrival(1, 0, 20, 1)], first_token="transfer")
+    requests = log.requests()
+    assert requests["prefill_end_ns"].tolist() == [1400, -1]
+    assert requests["transfer_end_ns"].tolist() == [1470, -1]
+    # Two decodes of 1010 ns follow; an answer of one token is told with its prompt.
+    assert [log.token_times(number).tolist() for number in (0, 1)] == [[1470, 2480, 3490], [1400]]
+    assert requests["first_token_ns"].tolist() == [1470, 1400]
+    assert requests["generated_tokens"].tolist() == [3, 1]
+    counts = log.token_counts()
+    assert counts["time_ns"].tolist() == [1400, 1470, 2480, 3490]
+    assert counts["count"].tolist() == [1, 1, 1, 1]
+
+
 def test_answer_of_one_token_goes_on_where_the_first_token_comes_from():
     work = [arrival(0, 0, 20, 1), arrival(1, 0, 8, 5, max_tokens=1), arrival(2, 0, 1, 1)]
-    requests = run(work, recomputes_last_token=True).requests()
+    requests = run(work, first_token="decode").requests()
     assert requests["engine"].tolist() == [1, 1, 1]
     assert requests["generated_tokens"].tolist() == [1, 1, 1]
     assert (requests["first_token_ns"] > requests["transfer_end_ns"]).all()
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_kv_whose_last_token_is_computed_again_needs_no_block_for_the_next(recomputes):
+@pytest.mark.parametrize("first_token", ["prefill", "transfer", "decode"])
+def test_kv_whose_last_token_is_computed_again_needs_no_block_for_the_next(first_token):
     # 18 blocks hold two prompts of 36 tokens, and no token after them.
     small = replace(CONFIG, num_blocks=18, max_model_len=60, watermark=0.0)
     work = [arrival(0, 0, 36, 2), arrival(1, 0, 36, 2)]
-    requests = run(work, configs=[CONFIG, small], recomputes_last_token=recomputes).requests()
+    requests = run(work, configs=[CONFIG, small], first_token=first_token).requests()
     first, second = requests["transfer_start_ns"].tolist()
-    assert (second == first) is recomputes
+    assert (second == first) is (first_token == "decode")
 
 
-def test_requests_whose_token_is_dropped_are_not_kept_where_that_happens():
-    with pytest.raises(ValueError, match=r"keeps_when_full: .* is dropped"):
-        Disaggregation(
-            ("prefill", "decode"), None, keeps_when_full=True, recomputes_last_token=True
-        )
+@pytest.mark.parametrize("first_token", ["transfer", "decode"])
+def test_requests_whose_token_is_told_elsewhere_are_not_kept(first_token):
+    with pytest.raises(ValueError, match=r"keeps_when_full: .* none is told"):
+        Disaggregation(("prefill", "decode"), None, keeps_when_full=True, first_token=first_token)
 
 
 def test_transfers_share_the_link_of_their_sender():
@@ -317,7 +330,16 @@ def cases(draw):
         "max_concurrency": draw(st.sampled_from((None, None, 1, 4))),
         "staleness_ns": draw(st.sampled_from((0, 0, 2_000))),
         "num_layers": draw(st.sampled_from((1, 1, 4))),
-        **draw(st.sampled_from(({}, {"keeps_when_full": True}, {"recomputes_last_token": True}))),
+        **draw(
+            st.sampled_from(
+                (
+                    {},
+                    {"keeps_when_full": True},
+                    {"first_token": "transfer"},
+                    {"first_token": "decode"},
+                )
+            )
+        ),
         "local_uncached_tokens": draw(st.sampled_from((None, None, 5, 20))),
         "local_queue_requests": draw(st.sampled_from((None, None, 1))),
         "overhead_ns": draw(st.sampled_from((0, 0, 2_500))),
@@ -337,9 +359,10 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
         assert times[0] == requests["first_token_ns"][i]
         assert times[-1] == requests["last_token_ns"][i]
         came_ns = requests.get("transfer_end_ns", np.full(len(times) + i + 1, -1))[i]
-        if came_ns >= 0 and case.get("recomputes_last_token"):
-            assert times[0] > came_ns
-            assert requests["prefill_end_ns"][i] < came_ns
+        told_by = case.get("first_token", "prefill")
+        if came_ns >= 0 and told_by != "prefill":
+            assert times[0] == came_ns if told_by == "transfer" else times[0] > came_ns
+            assert requests["prefill_end_ns"][i] <= came_ns
         elif came_ns >= 0:
             assert times[0] < came_ns
             assert case["num_layers"] > 1 or times[0] <= requests["transfer_start_ns"][i]
@@ -352,6 +375,7 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
             least_ns = case["link"].latency_s * 1e9 + case["overhead_ns"]
             least_ns += sent_bytes / case["link"].bytes_per_s * 1e9
             assert came_ns - requests["transfer_start_ns"][i] >= ceil(least_ns - 1e-6)
+    assert log.token_counts()["count"].sum() == requests["generated_tokens"].sum()
     gaps = log.token_gaps()
     total = sum(requests["last_token_ns"] - requests["first_token_ns"])
     assert (gaps["gap_ns"] * gaps["count"]).sum() == total
@@ -509,7 +533,7 @@ def test_first_token_of_no_role_or_of_requests_that_are_kept_is_refused():
         SpecError, match=r"local\.when_full: must be false with first_token: decode"
     ):
         make_spec(data)
-    data["cluster"] |= {"first_token": "decoder"}
+    data["cluster"] |= {"first_token": "decoder", "local": None}
     with pytest.raises(SpecError, match=r"cluster\.first_token: .*did you mean decode"):
         make_spec(data)
 
@@ -518,11 +542,13 @@ CACHING = replace(CONFIG, enable_prefix_caching=True)
 NAMES = {"prefix_hash_ids": (0, 1, 2, 3, 4)}
 
 
-@pytest.mark.parametrize(("recomputes", "sent_tokens"), [(False, 0), (True, 4)])
-def test_kv_that_is_in_the_cache_where_a_request_goes_on_is_not_sent(recomputes, sent_tokens):
-    # The last token is never taken from a cache: that of the prompt, if it is computed again.
+@pytest.mark.parametrize(
+    ("first_token", "sent_tokens"), [("prefill", 0), ("transfer", 4), ("decode", 4)]
+)
+def test_kv_that_is_in_the_cache_where_a_request_goes_on_is_not_sent(first_token, sent_tokens):
+    # The last token that is known is never taken from a cache: of the prompt, or behind it.
     work = [arrival(0, 0, 20, 3, **NAMES), arrival(1, 50_000, 20, 3, **NAMES)]
-    log = run(work, configs=[CONFIG, CACHING], recomputes_last_token=recomputes)
+    log = run(work, configs=[CONFIG, CACHING], first_token=first_token)
     requests = log.requests()
     assert requests["transferred_bytes"].tolist() == [20_000, 1000 * sent_tokens]
     took = requests["transfer_end_ns"] - requests["transfer_start_ns"]
