@@ -54,6 +54,7 @@ def simulate(
     num_layers=1,
     bytes_per_s=1e12,
     start_ups_ns=None,
+    first_token="prefill",
     **limits,
 ):  # fmt: skip
     config = replace(CONFIG, **limits)
@@ -67,7 +68,9 @@ def simulate(
         routers.make(router) if isinstance(router, str) else router,
         workload,
         staleness_ns=staleness_ns,
-        disaggregation=Disaggregation(roles, routers.make("jsq")) if "decode" in roles else None,
+        disaggregation=Disaggregation(roles, routers.make("jsq"), first_token=first_token)
+        if "decode" in roles
+        else None,
         interconnect=Interconnect(
             Link(bytes_per_s, latency_s, "a test"), 1000, [1] * size, num_layers
         ),
@@ -286,6 +289,45 @@ def test_kv_lost_with_its_sender_is_computed_again():
     # 21 tokens are computed again, with which the second token comes out.
     assert log.token_times(0).tolist()[:2] == [1200, 1_260 + 1000 + 210]
     assert (row["prefill_engine"], row["engine"], row["lost_tokens"]) == (1, 2, 20)
+
+
+@pytest.mark.parametrize(
+    ("first_token", "times_ns"),
+    # The prompt is there at 1200 and its KV at 1270. The engine of the answer dies at 3000; then 20
+    # tokens and those that came out are computed again, and 21 or 22 tokens sent.
+    [
+        # Out before: at 1200 and 2280. 22 tokens: the third comes out with the last of them.
+        ("prefill", [1200, 2280, 3000 + 1220, 4220 + 50 + 22 + 1010]),
+        ("transfer", [1270, 2280, 3000 + 1220 + 50 + 22, 4292 + 1010]),
+        # Out before: at 2280. Of 21 tokens the last is computed again, as a decode.
+        ("decode", [2280, 3000 + 1210 + 50 + 21 + 1010, 5291 + 1010, 6301 + 1010]),
+    ],
+)
+def test_first_token_is_told_once_whoever_computes_the_prompt_again(first_token, times_ns):
+    failures = Failures([Outage(1, 3_000)])
+    roles = ("prefill", "decode", "decode")
+    log = simulate([arrival(0, 0, 20, 4)], failures, roles, first_token=first_token)
+    assert log.token_times(0).tolist() == times_ns
+    row = {name: column[0] for name, column in log.requests().items()}
+    assert (row["first_token_ns"], row["generated_tokens"], row["engine"]) == (times_ns[0], 4, 2)
+    assert log.token_counts()["count"].sum() == 4
+
+
+def test_token_of_a_decode_is_dropped_where_another_engine_goes_on():
+    # One token of what is computed again is left for a step of its own: a decode, whose token is
+    # for nobody. Steps of 21 tokens compute the others.
+    failures = Failures([Outage(1, 3_000)])
+    roles = ("prefill", "decode", "decode")
+    log = simulate(
+        [arrival(0, 0, 21, 4)], failures, roles, first_token="decode", max_num_batched_tokens=21
+    )
+    # 1000 + 210 ns for the prompt, 50 + 21 for its KV, and a step; then all of it again.
+    again_ns = 3_000 + 1210 + 1010
+    first_ns = again_ns + 50 + 22 + 1010
+    assert log.token_times(0).tolist() == [2291, first_ns, first_ns + 1010, first_ns + 2020]
+    steps = log.of_engines[0].steps()
+    assert steps["num_decodes"].tolist() == [0, 0, 1]
+    assert log.of_engines[0].token_counts()["count"].tolist() == []
 
 
 @pytest.mark.parametrize(

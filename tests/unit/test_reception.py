@@ -121,6 +121,32 @@ def test_requests_whose_kv_has_come_run_from_the_next_plan_on_in_that_order():
     check_conservation(engine)
 
 
+def test_request_whose_last_prompt_token_is_to_be_computed_is_in_prefill():
+    engine, decoding, _ = engine_with(3)
+    requests = engine.requests
+    reception.extend(requests, decoding, 2)
+    prompt = RequestState(arrival(1, 150, 8, 5).request)
+    reception.reserve(requests, prompt, arrival(1, 150, 8, 5), 7, 800)
+    for state in (prompt, decoding):
+        reception.arrive(requests, state, 900)
+    reception.seat_arrived(requests)
+    assert list(requests.running.values()) == [prompt, decoding]
+    assert (list(requests.prefilling), list(requests.paused)) == ([1], [3])
+    check_conservation(engine)
+
+
+def test_token_that_comes_with_kv_is_told_when_it_is_there():
+    engine, _, _ = engine_with(3)
+    requests, sent = engine.requests, arrival(1, 150, 8, 5)
+    state = RequestState(sent.request)
+    reception.reserve(requests, state, sent, 8, 800)
+    reception.tell_token(requests, state, 900)
+    assert (state.num_output_tokens, state.first_token_ns) == (1, 900)
+    reception.tell_token(requests, state, 950)  # after its engine was lost, the next one
+    assert (state.num_output_tokens, state.first_token_ns) == (2, 900)
+    assert engine.log.token_times(1).tolist() == [900, 950]
+
+
 def test_request_that_comes_back_goes_on_where_its_kv_was_held():
     engine, state, sent = engine_with()
     requests = engine.requests
