@@ -18,7 +18,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import Changes
-from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan

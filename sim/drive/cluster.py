@@ -12,10 +12,11 @@ from typing import NoReturn, cast
 from schedlab.sim.core.audit import WAITS, stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.drive.failures import Failures, start_failures
 from schedlab.sim.drive.fleet import Fleet
-from schedlab.sim.drive.handover import Disaggregation, Handover
+from schedlab.sim.drive.handover import Handover
 from schedlab.sim.drive.links import Interconnect, Links
 from schedlab.sim.drive.lockstep import JointStep
 from schedlab.sim.drive.members import Supply

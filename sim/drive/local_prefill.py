@@ -10,8 +10,8 @@ from schedlab.sim.drive.router import Router, chosen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedlab.sim.drive.disaggregation import Disaggregation
     from schedlab.sim.drive.fleet import Fleet
-    from schedlab.sim.drive.handover import Disaggregation
     from schedlab.sim.drive.members import Member
     from schedlab.sim.request import Request
 

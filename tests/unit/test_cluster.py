@@ -20,8 +20,8 @@ from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.clock import PLANS, Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.engine_state import LiveState
-from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.lockstep import Lockstep, joint_steps_ns
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.errors import PolicyError

@@ -20,8 +20,9 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.engine_state import LiveState
-from schedlab.sim.drive.handover import Disaggregation, has_room
+from schedlab.sim.drive.handover import has_room
 from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.link import LINKS, Link

@@ -23,8 +23,8 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive import failures
 from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
-from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.offer import Column, Offer, column, loads

@@ -20,8 +20,8 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive import migration as moving
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.engine_state import Candidate
-from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan

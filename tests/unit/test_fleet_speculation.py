@@ -21,8 +21,9 @@ from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.failures import Failures, Outage
-from schedlab.sim.drive.handover import Disaggregation, has_room
+from schedlab.sim.drive.handover import has_room
 from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan

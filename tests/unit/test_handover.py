@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.sim.drive import handover
-from schedlab.sim.drive.handover import Disaggregation, Handover, _Delivery
+from schedlab.sim.drive.disaggregation import Disaggregation
+from schedlab.sim.drive.handover import Handover, _Delivery
 from schedlab.sim.drive.local_prefill import LocalPrefill
 
 MS = 1_000_000

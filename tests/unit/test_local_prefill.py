@@ -8,7 +8,7 @@ import pytest
 from schedlab.experiments.running.run import run as run_experiment
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.drive import local_prefill
-from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.local_prefill import LocalPrefill
 from schedlab.sim.errors import SpecError
 from tests.laws import arrival
