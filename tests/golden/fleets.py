@@ -106,6 +106,37 @@ FLEETS: dict[str, dict[str, Any]] = {
                      "max_concurrency": 8},
         "frontend": None,
     },
+    "prompts apart, first token with its KV": {
+        **_PROMPTS_APART,
+        "cluster": {**_PROMPTS_APART["cluster"], "first_token": "transfer",
+                    "link": {"gb_per_s": 2.0, "latency_us": 700, "by_layer": True}},
+    },
+    "prompts apart, caches and first tokens of answers": {
+        "policy": "fcfs",
+        "workload": {
+            "session_rate": 3.0,
+            "sessions": {
+                "count": 25, "turns": 4, "first_tokens": 900, "think_s": 0.6,
+                "new_tokens": {"distribution": "exponential", "mean": 120, "cap": 600},
+                "output_tokens": {"distribution": "uniform", "low": 1, "high": 60},
+                "shared_prefix": {"tokens": 256, "groups": 2},
+            },
+        },
+        "engine": {"enable_prefix_caching": True, "num_gpu_blocks_override": 500,
+                   "max_model_len": 6000, "max_num_seqs": 8},
+        "cluster": {
+            "first_token": "decode",
+            "decode_router": "lmetric",
+            "link": {"gb_per_s": 2.0, "latency_us": 700},
+            "handover_overhead_ms": 4,
+            "local": {"max_uncached_tokens": 60, "max_queued_requests": 6},
+            "pools": {
+                "prompts": {"count": 2, "role": "prefill"},
+                "answers": {"count": 2, "role": "decode",
+                            "engine": {"enable_prefix_caching": True}},
+            },
+        },
+    },
     "engines alone": {
         "policy": "vtc",
         "workload": _PROMPTS_APART["workload"],

@@ -106,7 +106,14 @@ def fleets(draw):
         "local": (
             draw(st.sampled_from((0, 0, 15))),
             draw(st.sampled_from((None, None, 20))),
-            draw(st.booleans()),
+            *draw(
+                st.sampled_from(
+                    ((False, "prefill"), (True, "prefill"), (False, "transfer"), (False, "decode"))
+                )
+            ),
+            draw(st.sampled_from((None, None, 10))),
+            draw(st.sampled_from((None, None, 1))),
+            draw(st.sampled_from((0, 0, 2_500))),
         ),
         "link": Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
         "num_layers": draw(st.sampled_from((1, 1, 3))),

@@ -53,7 +53,8 @@ def run(
         )
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
     ]
-    plan = Disaggregation(roles, routers.make(decode_router), **plan)
+    goes_on = routers.make(decode_router) if isinstance(decode_router, str) else decode_router
+    plan = Disaggregation(roles, goes_on, **plan)
     joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles), num_layers)
     router = routers.make("jsq")
     log = simulate_cluster(

@@ -4,15 +4,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
 
 from schedlab.experiments.running.run import run as run_experiment
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies.routers.least_outstanding_requests import LeastOutstandingRequests
 from schedlab.sim.drive import local_prefill
 from schedlab.sim.drive.disaggregation import Disaggregation
 from schedlab.sim.drive.local_prefill import LocalPrefill
 from schedlab.sim.errors import SpecError
 from tests.laws import arrival
-from tests.unit.test_disaggregation import CACHING, CONFIG, NAMES, run
+from tests.unit.test_disaggregation import CACHING, CONFIG, NAMES, cases, run
+from tests.workloads import share
 
 
 class World:
@@ -135,6 +138,24 @@ def test_key_about_caches_that_no_engine_has_is_refused():
 def test_unknown_key_of_prompts_that_stay_is_told_with_the_nearest():
     with pytest.raises(SpecError, match=r"did you mean max_uncached_tokens"):
         disaggregated(local={"max_uncached_token": 100})
+
+
+class Remembering(LeastOutstandingRequests):
+    """Sends requests where the fewest are, and keeps the engines that it was shown."""
+
+    def route(self, request, engines):
+        self.shown = {engine.index: engine for engine in engines}
+        return super().route(request, engines)
+
+
+@given(cases())
+@settings(max_examples=share(0.3))
+def test_nobody_is_counted_anywhere_when_all_are_answered(case):
+    router = Remembering()
+    run(**case | {"decode_router": router, "local_uncached_tokens": 5, "staleness_ns": 0})
+    for engine in getattr(router, "shown", {}).values():
+        counts = engine.num_in_flight, engine.prompt_tokens_in_flight, engine.num_waiting
+        assert counts == (0, 0, 0)
 
 
 @pytest.mark.parametrize("staleness_ns", [0, 3_000])
