@@ -262,6 +262,8 @@ class SimExecutor(Executor):
     most_tokens : int
         So many more tokens come out of a request that begins to decode here, even if its answer
         goes on: 1 where prompts alone are computed. Not of those that `add_whole` told of.
+    decodes_single_tokens : bool
+        Whether a step is priced with chunks of one token as decodes.
     slowness : float
         Every step takes so many times as long as it is priced; who estimates steps does not know.
     scatter : Scatter or None
@@ -276,6 +278,7 @@ class SimExecutor(Executor):
         self.prices_never_fall = pricing.never_falls
         self.reads_extremes = pricing.cost_model.reads_extremes
         self.most_tokens = FOREVER
+        self.decodes_single_tokens = False
         self.slowness = 1.0
         self.scatter: Scatter | None = None
         self.writes_late = IS_COMPILED
@@ -389,6 +392,8 @@ class SimExecutor(Executor):
             if within < max_steps:
                 max_steps = within
         overhead_ns = pricing.overhead_ns(shape)
+        if self.decodes_single_tokens:
+            shape = shape.with_single_tokens_decoded()
         durations: list[int] = []
         times = None
         if max_steps > 1 and not overhead_ns:
@@ -398,7 +403,7 @@ class SimExecutor(Executor):
             if horizon_ns < FOREVER:
                 max_steps, _ = times.begun_before(max_steps, horizon_ns - now_ns)
         else:
-            durations = self._written(work, max_steps, horizon_ns, overhead_ns)
+            durations = self._written(work, shape, max_steps, horizon_ns, overhead_ns)
             max_steps = len(durations)
         self._carried_out(shape, max_steps)
         finished: list[RequestState] = []
@@ -420,12 +425,13 @@ class SimExecutor(Executor):
             return None
         return step_times(shape)
 
-    def _written(self, work: Work, max_steps: int, horizon_ns: int, overhead_ns: int) -> list[int]:
+    def _written(
+        self, work: Work, shape: BatchShape, max_steps: int, horizon_ns: int, overhead_ns: int
+    ) -> list[int]:
         """Return what each step takes, of those that begin before the horizon."""
-        shape = work.shape
         durations = self._durations_ns(shape, work.decodes, max_steps)
         if self.scatter is not None:
-            has_prompts = bool(work.plan.chunks)
+            has_prompts = bool(shape.chunks)
             durations = self.scatter.scattered(durations, self._num_steps, has_prompts)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]

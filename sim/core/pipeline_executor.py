@@ -46,15 +46,16 @@ class PipelineExecutor(SimExecutor):
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Send one batch through the stations; see `Executor.execute`."""
         shape = work.shape
-        stations_ns = self.pricing.stations_ns(shape)
         overhead_ns = self.pricing.overhead_ns(shape)
+        priced = shape.with_single_tokens_decoded() if self.decodes_single_tokens else shape
+        stations_ns = self.pricing.stations_ns(priced)
         stations_ns[0] += overhead_ns
         if self.slowness != 1.0:  # of its devices, not of what joins them
             slow_ns = [max(1, int(ns * self.slowness + 0.5)) for ns in stations_ns[::2]]
             stations_ns[::2] = slow_ns
         stations_ns[0] += self._first_step_ns
         self._first_step_ns = 0
-        self._carried_out(shape, 1)
+        self._carried_out(priced, 1)
         free_ns, at_ns = self._free_ns, work.now_ns
         for i, took_ns in enumerate(stations_ns):
             if free_ns[i] > at_ns:

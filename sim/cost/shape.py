@@ -134,6 +134,38 @@ class BatchShape:
             self.draft_tokens,
         )
 
+    def with_single_tokens_decoded(self) -> BatchShape:
+        """Return the shape of the same step with chunks of one token as decode rows.
+
+        That is what they are to kernels and to graphs: one new token, whatever it belongs to.
+
+        Source: vLLM, vllm/v1/attention/backends/utils.py, `split_decodes_and_prefills`, and
+        vllm/v1/worker/gpu_model_runner.py, where a batch of single tokens is one of decodes.
+        """
+        contexts = [context for tokens, context in self.chunks if tokens == 1]
+        if not contexts:
+            return self
+        longest, shortest = max(contexts), min(contexts)
+        if self.num_decodes:
+            longest = max(longest, self.decode_context_max_tokens)
+            shortest = min(shortest, self.decode_context_min_tokens)
+        return BatchShape(
+            self.num_decodes + len(contexts),
+            self.decode_context_sum_tokens + sum(contexts),
+            longest,
+            tuple([chunk for chunk in self.chunks if chunk[0] != 1]),
+            self.padding_tokens,
+            self.padding_context_tokens,
+            self.rows_sampled,
+            self.swapped_bytes,
+            self.num_running,
+            self.num_waiting,
+            shortest,
+            self.gathered_tokens,
+            self.padding_rows,
+            self.draft_tokens,
+        )
+
     def with_contexts(self, sum_tokens: int, longest: int, shortest: int) -> BatchShape:
         """Return the shape of a step of the same batch with other contexts."""
         decode_context_sum_tokens, decode_context_max_tokens = sum_tokens, longest

@@ -118,6 +118,12 @@ class Handover:
                 member.engine.cache_is_watched = True
             if self._plan.first_token == "transfer":
                 member.engine.log.tells_by_step = False
+            elif self._plan.first_token == "decode":
+                # With drafts a batch of decodes has more tokens of each, and graphs take no other.
+                executor = member.engine.executor
+                assert isinstance(executor, SimExecutor)
+                drafts = member.engine.config.num_speculative_tokens
+                executor.decodes_single_tokens = not drafts
             self._fleet.settle_soon(member)
         elif member.role == "prefill":
             member.engine.requests.hands_over = partial(self._prompt_is_done, member)

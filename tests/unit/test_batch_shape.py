@@ -123,3 +123,27 @@ def test_last_token_of_a_prompt_is_a_prefill_and_no_decode():
 def test_graph_padding_of_a_captured_size_is_none(prompt, padding):
     config = replace(CONFIG, cudagraph_capture_sizes=(1, 2, 4, 8))
     assert shapes([arrival(0, 0, prompt, 1)], config=config)[0].padding_tokens == padding
+
+
+@pytest.mark.parametrize(
+    ("chunks", "decodes", "contexts", "left"),
+    [
+        (((1, 7), (5, 2), (1, 90)), 4, (97 + 60, 90, 7), ((5, 2),)),
+        (((1, 25),), 3, (25 + 60, 40, 20), ()),
+        (((2, 25),), 2, (60, 40, 20), ((2, 25),)),
+        ((), 2, (60, 40, 20), ()),
+    ],
+)
+def test_chunks_of_one_token_are_decode_rows_where_they_are_priced_as_such(
+    chunks, decodes, contexts, left
+):
+    shape = BatchShape(2, 60, 40, chunks, 3, 9, 5, 11, 6, 8, 20, 1, 2, 0)
+    total, longest, shortest = contexts
+    assert shape.with_single_tokens_decoded() == BatchShape(
+        decodes, total, longest, left, 3, 9, 5, 11, 6, 8, shortest, 1, 2, 0
+    )
+
+
+def test_chunk_of_one_token_is_the_only_decode_row_of_a_step_without_any():
+    shape = BatchShape(0, 0, 0, ((1, 30),), rows_sampled=1).with_single_tokens_decoded()
+    assert shape == BatchShape(1, 30, 30, rows_sampled=1, decode_context_min_tokens=30)

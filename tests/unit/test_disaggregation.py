@@ -41,14 +41,14 @@ LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")  # a token a nan
 def run(
     workload, roles=("prefill", "decode"), configs=None, policies=None, link=LINK, fast=True,
     max_concurrency=None, decode_router="least_outstanding_requests", devices=None, staleness_ns=0,
-    num_layers=1, **plan,
+    num_layers=1, cost=LinearCost, **plan,
 ):  # fmt: skip
     configs = configs or [CONFIG] * len(roles)
     engines = [
         Engine(
             config if fast else laws.slow(config),
             registry.make(policy),
-            SimExecutor(Pricing(LinearCost(1000, 10, 0))),
+            SimExecutor(Pricing(cost(1000, 10, 0))),
             check_conservation,
         )
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
@@ -145,6 +145,25 @@ def test_first_token_of_the_engine_that_goes_on_comes_a_step_after_its_kv():
     assert of_prompts["prefill_tokens"].tolist() == [20]
     assert of_answers["prefill_tokens"].tolist() == [1, 0, 0]
     assert log.token_counts()["count"].sum() == 3, "nobody reads the token of the first engine"
+
+
+class Launched(LinearCost):
+    """Steps with prompts take a microsecond to launch."""
+
+    def step_ns(self, shape, k=1):
+        return [ns + 1000 * bool(shape.chunks) for ns in super().step_ns(shape, k)]
+
+
+def test_last_prompt_token_that_is_computed_again_takes_the_time_of_a_decode():
+    # The second comes while the first decodes, in steps of 1010 ns: its token makes one of 1020.
+    work = [arrival(0, 0, 20, 6), arrival(1, 2_500, 8, 3)]
+    log = run(work, first_token="decode", cost=Launched)
+    first = log.token_times(0)
+    # 2000 + 20 * 10 ns for the prompt, 50 + 20 for its KV.
+    assert first[0] == 2200 + 70 + 1010
+    assert np.diff(first).tolist() == [1010, 1010, 1020, 1020, 1020]
+    # Its KV is there at 2500 + 2080 + 58 ns, in the second of these steps.
+    assert log.token_times(1).tolist() == first[3:].tolist()
 
 
 def test_first_token_that_goes_with_the_kv_is_told_when_that_is_there():
