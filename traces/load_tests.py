@@ -376,7 +376,10 @@ def _stage(row: _Object) -> Stage:
     if "succeeded" in row.data:
         num_requests = row.count("succeeded", least=0) + failed
     else:
-        num_requests = int(row.positive("rate") * row.positive("duration_s"))
+        sent = row.positive("rate") * row.positive("duration_s")
+        if not math.isfinite(sent):
+            raise row.error("rate", "times duration_s is more requests than can be counted")
+        num_requests = int(sent)
     if num_requests < 1:
         raise row.error("succeeded", "no request was sent")
     found = {

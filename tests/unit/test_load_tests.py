@@ -99,6 +99,12 @@ def test_requests_that_failed_were_sent_too(tmp_path):
     assert [stage.num_requests for stage in stages] == [10, 15]
 
 
+def test_requests_beyond_all_counting_are_refused_by_their_rate(tmp_path):
+    timed = {k: v for k, v in STAGE.items() if k != "succeeded"} | {"rate": 1e308, "duration_s": 9}
+    with pytest.raises(TraceError, match=r"runs.json:\d+: \[0\].stages\[0\].rate: times dur"):
+        load_test(written(tmp_path, TEST | {"stages": [timed]}))
+
+
 def changed(path, value):
     """Return the test with one key set, or removed where the value is None."""
     test = copy.deepcopy(TEST)
