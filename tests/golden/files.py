@@ -324,7 +324,7 @@ _STAGE = {
     "ttft_s": {"mean": 0.3, "median": 0.2, "p99": 0.9},
     "e2e_s": {"mean": 1.3, "median": 1.2, "p99": 2.9},
 }  # fmt: skip
-_TEST = {
+LOAD_TEST = {
     "id": "one", "model": "llama", "hardware": "H100", "tp": 2, "max_num_seqs": 8,
     "enable_prefix_caching": True, "dtype": "bf16", "gpu_memory_utilization": 0.8,
     "system_prompt_tokens": 32, "num_system_prompts": 2, "users_per_system_prompt": 4,
@@ -334,10 +334,12 @@ _TEST = {
 
 def load_tests(_: str) -> dict[str, Any]:
     """Read two load tests and make their requests; three kinds of results of clients."""
-    alone = {key: value for key, value in _TEST.items() if "system_prompt" not in key}
+    alone = {key: value for key, value in LOAD_TEST.items() if "system_prompt" not in key}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tests.json"
-        path.write_text(json.dumps([_TEST, {**alone, "id": "two", "counts_begin_token": False}]))
+        path.write_text(
+            json.dumps([LOAD_TEST, {**alone, "id": "two", "counts_begin_token": False}])
+        )
         tests = read_load_tests(path)
         assert load_test(path, "two") == tests["two"]
         results = {}

@@ -32,6 +32,7 @@ from tests.golden import (
     called,
     combined,
     commanded,
+    damaged,
     defaults_of_code,
     drawn,
     figures,
@@ -356,6 +357,7 @@ PINNED = {
     **fleets.CASES,
     **figures.CASES,
     **files.CASES,
+    **damaged.CASES,
     **drawn.CASES,
     **said.CASES,
     **asked.CASES,
@@ -383,6 +385,10 @@ def how_to_look(name: str) -> str:
     if name in called.CASES:
         of = name.removeprefix("answers of ")
         return f"python -m tests.golden.called {of}.NAME prints every question and its answer"
+    if name in damaged.CASES:
+        return (
+            f"python -m tests.golden.damaged {name.removeprefix('damaged ')!r} prints every change"
+        )
     return ""
 
 

@@ -189,7 +189,7 @@ def memory(name: str) -> dict[str, Any]:
 
 # -- profiles of others, as they are understood --------------------------------------------------
 
-_SKEW_META = {
+SKEW_META = {
     "skew_fit": {
         "enabled": True,
         "bucket_axes": {
@@ -209,7 +209,7 @@ def imported(name: str) -> dict[str, Any]:
     with TemporaryDirectory() as place:
         folder = Path(place)
         if name == "skewed bundle":
-            path = test_importers.bundle(folder, meta=_SKEW_META)
+            path = test_importers.bundle(folder, meta=SKEW_META)
             header = ["pc", "n_label", "skew_rate_label", "kv_big_label", "kp_label", "alpha"]
             cells = [
                 (pc, n, "even", big, "none", (pc + 1) * 0.01 * len(n + big))
