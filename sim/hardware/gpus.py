@@ -211,6 +211,7 @@ _TABLE = {
     )
 }  # fmt: skip
 
+_TEXTS = ("name", "source", "architecture", "price_source")
 _OPTIONAL = ("architecture", "usd_per_hour", "price_source")
 
 _ALIASES = {
@@ -295,10 +296,15 @@ def _read(path: Path) -> Gpu:
         if key not in known:
             raise SpecError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
     data = {"name": path.stem, "source": str(path), **data}
+    for key in _TEXTS:
+        if not isinstance(data.get(key, ""), str):
+            raise SpecError(f"{path}: {key} must be a text, got {data[key]!r}")
     for key in ("memory_bytes", "num_sms"):
         value = data.get(key)
         if isinstance(value, float) and value.is_integer():
             data[key] = int(value)
+        elif isinstance(value, float) and math.isfinite(value):
+            raise SpecError(f"{path}: {key} must be a whole number, got {value!r}")
     for key in known:
         if key not in data and key not in _OPTIONAL:
             raise SpecError(f"{path}: key {key!r} is missing")
