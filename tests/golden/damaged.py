@@ -217,8 +217,8 @@ def _told(value: Any, folder: Path) -> Any:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_told(one, folder) for one in value]
-    if isinstance(value, Path):
-        return str(value).replace(f"{folder}/", "")
+    if isinstance(value, str | Path):
+        return str(value).replace(f"{folder}/", "").replace(str(folder), "FOLDER")
     return rounded(value)
 
 
