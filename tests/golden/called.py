@@ -1,10 +1,10 @@
-"""What functions and objects of the simulator return, asked one by one for small drawn values.
+"""What functions and objects return, asked one by one for small drawn values.
 
-A run asks few of them for what is empty, alone, equal or just at an edge. Here each public function
-whose parameters can be drawn by their annotations is asked for such values, and so are the methods
-of each class, several one after the other; a digest is kept of all that they return, of what they
-refuse, and of what an object says of itself in the end. Nothing is known here of any of them, so
-what is new is asked, too.
+A run asks few of them for what is empty, alone, equal or just at an edge. Here each function whose
+parameters can be drawn by their annotations is asked for such values, and so are the methods of
+each class, several one after the other; a digest is kept of all that they return, of what they
+refuse and in which words of ours, and of what an object says of itself in the end. Nothing is known
+here of any of them, so what is new is asked, too.
 
 ``python -m tests.golden.called sim.drive.frontend.Frontend`` prints every question and its answer.
 """
@@ -18,21 +18,28 @@ import json
 import math
 import pkgutil
 import random
+import re
 import signal
 import sys
 import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
+import schedlab.experiments
 import schedlab.policies
 import schedlab.sim
 import schedlab.testing
+import schedlab.traces
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.cost_model import CostModel
@@ -46,6 +53,8 @@ from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.record.log import REQUEST_COLUMNS
 from schedlab.sim.request import Arrival, Request, RequestState, Slo
 from schedlab.sim.result import RunResult
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.trace import Trace
 from tests import laws
 from tests.golden import whole
 from tests.golden.every_field import EveryField
@@ -54,6 +63,9 @@ from tests.golden.rounding import rounded
 QUESTIONS = 60
 OBJECTS, CALLS = 20, 10
 _DEEPEST = 3
+_ROOT = Path(__file__).resolve().parents[2]
+_NUMPY = re.compile(r"np\.\w+\(([^()]*)\)")
+"""How newer versions of NumPy write a number."""
 _LONGEST_S = 5.0
 """CPU seconds for all answers of one function or class; the longest takes a fifth of one."""
 
@@ -131,6 +143,37 @@ def _observation(number: int) -> Observation:
     return _result(number).observation()
 
 
+@cache
+def _spec(number: int) -> ExperimentSpec:
+    return make_spec(whole.drawn(number))
+
+
+def _anything(draw: random.Random) -> Any:
+    return draw.choice((None, True, 0, 3, -1, 0.5, "", "a", [1, 2], {"a": 1}, {"b": "x"}))
+
+
+def _trace(draw: random.Random) -> Trace:
+    """Draw a trace: some with arrivals, tenants, targets and shared beginnings."""
+    size = draw.randrange(1, 6)
+
+    def column(*values: Any) -> Any:
+        return np.array([draw.choice(values) for _ in range(size)])
+
+    given: dict[str, Any] = {}
+    if draw.randrange(2):
+        gaps_ns = column(0, 400_000_000, 1_000_000_000, 90_000_000_000)
+        given["arrival_ns"] = np.cumsum(gaps_ns)
+    if draw.randrange(2):
+        given["tenant"] = column("a", "b").astype(object)
+    if draw.randrange(2):
+        given["priority"] = column(-1, 0, 2)
+    if draw.randrange(2):
+        rows = [tuple(range(draw.choice((0, 3)), draw.randrange(3, 6))) for _ in range(size)]
+        given["prefix"] = PrefixHashes.from_rows(rows, 16)
+    prompts = column(1, 16, 40, 33) + 80 * ("prefix" in given)
+    return Trace(prompt_tokens=prompts, output_tokens=column(1, 2, 5, 9), **given)
+
+
 def _stints(draw: random.Random) -> Any:
     """Draw who decoded from which step to which, as a log has it."""
     rows = [
@@ -162,7 +205,16 @@ _MADE: dict[Any, Callable[[random.Random], Any]] = {
     str: lambda draw: draw.choice(_TEXTS),
     bytes: lambda draw: bytes(draw.randrange(4) for _ in range(draw.randrange(5))),
     type(None): lambda draw: None,
+    object: _anything,
+    Any: _anything,
+    Trace: _trace,
+    ExperimentSpec: lambda draw: _spec(draw.choice(_EXPERIMENTS)),
 }
+_FOR_CHECKERS: dict[str, Any] = {
+    "RunResult": RunResult, "Observation": Observation, "ExperimentSpec": ExperimentSpec,
+    "Trace": Trace,
+}  # fmt: skip
+"""Names that some modules import for type checkers alone."""
 _TYPES = ("bf16", "fp8", "int4", "fp32", "auto")
 _NAMED: dict[str, Callable[[random.Random], Any]] = {
     "stints": _stints,
@@ -198,6 +250,8 @@ def _drawn(kind: Any, draw: random.Random, depth: int = 0) -> Any:
         return {_drawn(args[0], draw, depth): _drawn(args[1], draw, depth) for _ in range(2)}
     if _is_array(kind):
         return _array(str(kind), draw)
+    if of is abc.Callable:
+        return _function(args[-1], draw, depth)
     if inspect.isclass(kind) and kind.__module__.startswith("schedlab.") and depth < _DEEPEST:
         return _made(kind, draw, depth + 1)
     raise UndrawableError(str(kind))
@@ -217,6 +271,17 @@ def _array(kind: str, draw: random.Random) -> Any:
     return np.array(sorted(values) if draw.randrange(2) else values, dtype=np.int64)
 
 
+def _function(kind: Any, draw: random.Random, depth: int) -> Callable[..., Any]:
+    """Draw a function: what it returns depends on what it is given, and on nothing else."""
+    seed = draw.random()
+    _drawn(kind, random.Random(0), depth)  # whether it can be drawn
+
+    def drawn(*args: Any) -> Any:
+        return _drawn(kind, random.Random(f"{seed} {_plain(args)}"), depth)
+
+    return drawn
+
+
 def _table(draw: random.Random) -> dict[str, Any]:
     """Draw a table that has every column of whole numbers, ids in order."""
     size = draw.randrange(5)
@@ -230,10 +295,24 @@ def _table(draw: random.Random) -> dict[str, Any]:
 def _made(cls: type, draw: random.Random, depth: int) -> Any:
     if inspect.isabstract(cls) or getattr(cls, "_is_protocol", False):
         raise UndrawableError(cls.__name__)
+    if issubclass(cls, BaseModel):
+        return cls(**_section(cls, draw, depth))
     return cls(**_arguments(_init(cls), draw, depth))
 
 
+def _section(cls: type[BaseModel], draw: random.Random, depth: int) -> dict[str, Any]:
+    """Draw some keys of a section of an experiment."""
+    found = {}
+    for name, field in cls.model_fields.items():
+        if field.is_required() or draw.random() < 0.3:
+            with suppress(UndrawableError, ValidationError):
+                found[name] = _drawn(field.annotation, draw, depth)
+    return found
+
+
 def _init(cls: type) -> Callable[..., Any]:
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return cls
     init = cls.__new__ if issubclass(cls, tuple) else cls.__init__
     if init is object.__init__ and dataclasses.is_dataclass(cls):
         raise UndrawableError(cls.__name__)
@@ -252,7 +331,10 @@ def _arguments(of: Callable[..., Any], draw: random.Random, depth: int = 0) -> d
 
 @cache
 def _parameters(of: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
-    hints = typing.get_type_hints(of)
+    if inspect.isclass(of):  # a tuple with names: its constructor does not know its module
+        hints = typing.get_type_hints(of)
+        return {name: (hints[name], name in of._field_defaults) for name in of._fields}
+    hints = typing.get_type_hints(of, localns=_FOR_CHECKERS)
     return {
         name: (hints[name], one.default is not one.empty)
         for name, one in inspect.signature(of).parameters.items()
@@ -270,7 +352,19 @@ def _answer(ask: Callable[[], Any]) -> Any:
     except UndrawableError:
         raise
     except Exception as error:  # a refusal is an answer
+        return _refusal(error)
+
+
+def _refusal(error: Exception) -> str:
+    """Return the type of an error, and its words if they are ours."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    is_ours = at is not None and str(_ROOT) in str(Path(at.tb_frame.f_code.co_filename).resolve())
+    if not is_ours or error.__cause__ or error.__context__ or isinstance(error, KeyError):
         return type(error).__name__
+    words = _NUMPY.sub(r"\1", str(error))
+    return f"{type(error).__name__}: {words}"
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -323,7 +417,10 @@ def questions_to_function(of: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
     asked = set()
     for _ in range(QUESTIONS):
         given: dict[str, Any] = {}
-        refused = _answer(lambda given=given: given.update(_arguments(of, draw)))
+        try:
+            refused = _answer(lambda given=given: given.update(_arguments(of, draw)))
+        except UndrawableError:  # this time: one of several types, or too deep inside
+            continue
         said = _plain(given)
         if refused is None and repr(said) not in asked:
             asked.add(repr(said))
@@ -336,18 +433,21 @@ def questions_to_class(cls: type) -> Iterator[tuple[Any, Any]]:
     methods = _methods(cls)
     for _ in range(OBJECTS):
         try:
-            one = _made(cls, draw, 0)
+            one = _trace(draw) if cls is Trace else _made(cls, draw, 0)
         except UndrawableError:
-            raise
+            continue
         except Exception as error:
-            yield "made", type(error).__name__
+            yield "made", _refusal(error)
             continue
         yield "made", _answer(partial(_state, one))
         for _ in range(CALLS if methods else 0):
             name = draw.choice(methods)
             given: dict[str, Any] = {}
             method = getattr(cls, name)
-            refused = _answer(lambda given=given, of=method: given.update(_arguments(of, draw)))
+            try:
+                refused = _answer(lambda given=given, of=method: given.update(_arguments(of, draw)))
+            except UndrawableError:
+                continue
             if refused is None:
                 yield [name, _plain(given)], _answer(partial(getattr(one, name), **given))
         yield "in the end", _answer(partial(_state, one))
@@ -392,8 +492,23 @@ _LEFT_OUT = {
     "sim.metrics.distributions._of_pairs",
     "policies.predictors.sentence_encoder",  # needs more libraries
     "sim.kv.prefix.PrefixCachingKVCache",  # calls in an order that nobody has tear it: endless
+    "sim.drive.router._who",  # names objects of any kind by their places in memory
     # Change what the whole process knows.
     "sim.metrics.targets._attainment", "sim.user_modules",
+    # Ask networks, clocks, machines, other processes, or libraries that are not everywhere.
+    "traces.fetch", "traces.published", "traces.tokenizer",
+    "experiments.sweeps.timing.TimeEstimate",
+    "experiments.facade", "experiments.sweeps.workers", "experiments.sweeps.ray_workers",
+    "experiments.running.real_backend", "experiments.running.vllm_backend",
+    "experiments.running.fence", "experiments.running.point_hash",
+    "experiments.running.provenance", "experiments.comparing.machine",
+    "experiments.comparing.calibrated_engine", "experiments.comparing.calibrate",
+    "experiments.training.network", "experiments.training.trees", "experiments.training.train",
+    "experiments.results.results_folder", "experiments.figures.interactive",
+    "experiments.comparing.measured_runs.measure",
+    "experiments.comparing.measured_runs.steps_at_level",
+    "experiments.comparing.frontend_measurement._gaps", "experiments.report.page.render",
+    "experiments.comparing.frontend_measurement._fit",  # SciPy frees memory twice over such values
 }  # fmt: skip
 
 
@@ -468,11 +583,18 @@ def _digest(room: str, name: str) -> str:
 def _rooms() -> list[str]:
     every = [
         one.name.removeprefix("schedlab.")
-        for room in (schedlab.sim, schedlab.policies, schedlab.testing)
+        for room in (
+            schedlab.sim,
+            schedlab.policies,
+            schedlab.testing,
+            schedlab.traces,
+            schedlab.experiments,
+        )
         for one in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
         if not one.ispkg
     ]
-    return [room for room in every if room not in _LEFT_OUT]
+    asked = ("experiments.bench.", "experiments.commands.")  # what prints, or takes time
+    return [room for room in every if room not in _LEFT_OUT and not room.startswith(asked)]
 
 
 CASES = {f"answers of {room}": (answers, room) for room in _rooms()}

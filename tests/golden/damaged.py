@@ -181,7 +181,8 @@ def outcomes(kind: str) -> Iterator[tuple[str, str, Any]]:
     """Change each file of a kind in each way; yield its column or key, how, and what came of it."""
     sound = KINDS[kind]
     with TemporaryDirectory() as place:
-        folder = Path(place)
+        folder = Path(place) / "here"  # some call what they read by its folder
+        folder.mkdir()
         sound.write(folder)
         told: set[str] = set()
         yield "", "sound", _outcome(sound, folder, told)

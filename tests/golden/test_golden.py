@@ -96,7 +96,8 @@ def test_objects_and_functions_give_answers_when_they_are_asked():
 SLOW = re.compile(
     "combined|whole|wild|metrics |figure lines|figures of|recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
-    "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cr])|"
+    "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
+    "answers of (experiments.(analysis.c|comparing.[cl]|outcomes|search.[st])|traces.statistics)|"
     "damaged (bundle|.*profile|matrix|load|vidur|model of|experiment [^ps])|"
     "damaged trace (client|agents|bailian|burstgpt sessions|guidellm|schedlab)"
 )
