@@ -370,6 +370,46 @@ def drawn_fleet_of_pipelines(number: int) -> FleetCombination:
     )
 
 
+_WAYS = ("moves", "hands over", "fails") * 2
+
+
+def fleets_of(policy: str) -> dict[str, Any]:
+    """Run a policy in fleets from which requests move, are handed over, or lose their engine.
+
+    What a policy notes of a request has to go with it, or come back with it, in each of these ways;
+    the fleets of `drawn_fleet` have few policies each.
+    """
+    found = {}
+    for number, way in enumerate(_WAYS):
+        draw = _Draw(f"fleet of {policy} {number}")
+        one = drawn_fleet(draw(*range(10_000)))
+        config = one.config
+        if isinstance(make(policy), Static):
+            config = replace(config, enable_prefix_caching=False)
+        if way != "fails":
+            config = replace(
+                config, kv_allocator="paged", async_scheduling=False, arrivals_between_steps=False
+            )
+        roles = draw(*ROLES[2:]) if way == "hands over" else ("mixed",) * 3
+        moved = replace(
+            one,
+            policy=policy,
+            config=config,
+            roles=roles,
+            failures=_failures(draw, len(roles)) if way == "fails" else Failures(),
+            moves_every_ns=draw(400, 3_000) if way == "moves" else None,
+        )
+        found[f"{number} {way}"] = _told_of_fleet(moved)
+    return found
+
+
+def _told_of_fleet(one: FleetCombination) -> list[Any]:
+    """Run a fleet; a digest of all that it tells, and how many of its requests were answered."""
+    log = one.run()
+    told = [tuple(log.losses), tuple(log.transfers), tuple(log.moves), tuple(log.places)]
+    return [digest(log, told), int((log.requests()["status"] == 0).sum())]
+
+
 def fleet(
     numbers: Iterable[int], drawn: Callable[[int], FleetCombination] = drawn_fleet
 ) -> dict[str, Any]:
@@ -377,10 +417,7 @@ def fleet(
     found = {}
     for number in numbers:
         one = drawn(number)
-        log = one.run()
-        told = [tuple(log.losses), tuple(log.transfers), tuple(log.moves), tuple(log.places)]
-        name = f"{number} {one.policy}, {' '.join(one.roles)}"
-        found[name] = [digest(log, told), int((log.requests()["status"] == 0).sum())]
+        found[f"{number} {one.policy}, {' '.join(one.roles)}"] = _told_of_fleet(one)
     return found
 
 
@@ -400,6 +437,7 @@ CASES = {
         f"combined fleets {first}": (fleet, range(first, first + _AT_ONCE))
         for first in range(0, FLEETS, _AT_ONCE)
     },
+    **{f"combined moves of {policy}": (fleets_of, policy) for policy in POLICIES},
     **{
         f"combined fleets of pipelines {first}": (
             partial(fleet, drawn=drawn_fleet_of_pipelines),
