@@ -61,6 +61,28 @@ def test_policy_is_run_on_as_many_requests_with_what_it_needs(monkeypatch):
         assert (spec.policy.predictor and spec.policy.predictor.name) == predictor
 
 
+def test_cases_beside_a_peer_replay_what_the_data_folder_has(tmp_path):
+    without = peers.cases(tmp_path)
+    assert set(without) == {"all at once", "6 req/s"}
+    assert all("resample" not in case.spec["workload"] for case in without.values())
+    for name in (peers.TRACE, peers.MOONCAKE):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    found = peers.cases(tmp_path)
+    *drawn, mooncake = found.values()
+    assert all(case.spec["workload"]["resample"] is True for case in drawn)
+    assert mooncake.spec["workload"] == {
+        "trace": str(tmp_path / peers.MOONCAKE), "max_total_tokens": 131_072,
+    }  # fmt: skip
+    engine = {name: mooncake.spec["engine"][name] for name in (
+        "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching"
+    )}  # fmt: skip
+    assert engine == {
+        "max_num_seqs": 256, "max_num_batched_tokens": 8192, "enable_prefix_caching": True,
+    }  # fmt: skip
+    assert (mooncake.few, mooncake.many, mooncake.our_many) == (500, 6_000, 6_000)
+
+
 def test_table_beside_a_peer_has_speeds_ratios_and_lengths_of_runs(monkeypatch, capsys, tmp_path):
     case = SimpleNamespace(few=1_000, many=9_000, our_many=5_000)
     told = {

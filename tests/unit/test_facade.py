@@ -228,7 +228,7 @@ def test_results_as_frames(swept):
     assert frame["p99_ttft_ms_ci95"].notna().all()
     assert len(swept.to_frame("runs")) == 8
     requests = swept.to_frame("requests")
-    assert len(requests) == 8 * 25
+    assert requests.index.tolist() == list(range(8 * 25))
     assert requests.columns[:4].tolist() == ["policy", "workload.request_rate", "replication", "id"]
     assert requests.groupby("policy")["id"].count().to_dict() == {"fcfs": 100, "static": 100}
     assert swept.to_frame("steps")["end_ns"].max() > 1e9

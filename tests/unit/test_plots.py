@@ -422,6 +422,19 @@ def test_batching_figure_shows_that_static_seats_wait(batches):
     waits = [stay.end_s - stay.begin_s - stay.used_s for stay in plots.seats(batches["static"])]
     assert sum(bar.get_width() for bar in held) == pytest.approx(sum(waits))
     assert sum(waits) > 0
+    assert len(_legend_of(figure)) == 3
+
+
+def test_batching_figure_tells_of_waiting_seats_only_where_one_waits():
+    workload = {
+        "num_requests": 1, "arrivals": "all_at_once", "prompt_tokens": 5, "output_tokens": 3,
+    }  # fmt: skip
+    figure = plots.batching({"one": run(make_spec({"workload": workload}))}, "title")
+    assert _legend_of(figure) == ["prefill", "decode"]
+
+
+def _legend_of(figure):
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
 
 
 def test_slowdown_figure_draws_median_and_tail(batches):

@@ -803,3 +803,11 @@ def test_metric_of_a_baseline_is_a_number_or_absent(wrong):
     assert regress_baseline._data(point) == data
     with pytest.raises(TypeError, match="is no number"):
         regress_baseline._point(data | {"metrics": {"a": wrong}})
+
+
+def test_baseline_of_which_points_failed_is_not_kept_and_the_first_is_told(tmp_path):
+    failed = {"a fcfs 0": "no memory", "b fcfs 0": "no time"}
+    outcome = regress.Outcome({}, failed, dict.fromkeys((*failed, "c fcfs 0"), 1.0))
+    with pytest.raises(SpecError, match="2 of 3 points failed, first a fcfs 0: no memory"):
+        regress.keep(tmp_path, outcome)
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ import doctest
 import json
 import math
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -49,11 +50,13 @@ def test_json_holds_numpy_paths_and_what_is_not_finite():
     value = {
         "a": np.float32(0.5), "b": np.arange(3), "c": (1, np.int64(2)), "d": Path("x/y"),
         "e": [math.nan, math.inf, -math.inf, np.nan], 3: True, "f": None,
+        "g": MappingProxyType({4: np.float64(0.25)}),
     }  # fmt: skip
     plain = json_value(value)
     assert plain == {
         "a": 0.5, "b": [0, 1, 2], "c": [1, 2], "d": "x/y",
         "e": [None, "inf", "-inf", None], "3": True, "f": None,
+        "g": {"4": 0.25},
     }  # fmt: skip
     assert json.loads(json_text(value)) == plain
 

@@ -94,6 +94,14 @@ def test_detect_format_of_sample_finds_its_reader(name, file):
     assert detect_format(file(SAMPLES[name])) == name
 
 
+def test_detect_format_of_a_first_record_of_megabytes_reads_it_to_its_end(file):
+    told = [{"from": "human", "value": "a" * 5_000_000}, {"from": "gpt", "value": "b"}]
+    assert (
+        detect_format(file(json.dumps([{"id": "a", "conversations": told}], indent=0)))
+        == "sharegpt"
+    )
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_reader_conforms_in_report_gzip_and_chunks(name, file, tmp_path):
     path = file(SAMPLES[name])
