@@ -16,10 +16,11 @@ class Bucketed(Predictor):
 
     Emulates length classifiers. Buckets have equal mass, with edges at quantiles of the trace's
     output lengths (those of Qiu et al. 2024, of which they use 3 or 5, are percentiles, too), or
-    equal width. S3 (Jin et al. 2023, arXiv:2306.06000, section 4.1) has ten as wide as a tenth of
-    the longest sequence and reserves the upper end of one; TetriInfer (Hu et al. 2024,
-    arXiv:2401.11181, sections 3.3.2 and 5.2.3) counts on the lower end of buckets of 200 tokens,
-    of which it finds 74.9 %. What a wrong prediction of theirs looks like is not told.
+    equal width. S3 (Jin et al. 2023, arXiv:2306.06000), whose text was not at hand, is said to have
+    ten as wide as a tenth of the longest sequence and to reserve the upper end of one; TetriInfer
+    (Hu et al. 2024, arXiv:2401.11181, sections 3.3.2 and 5.2.3) counts on the lower end of buckets
+    of 200 tokens, of which it finds 74.9 %, as a close account of it has it. What a wrong
+    prediction of theirs looks like is not told.
 
     Parameters
     ----------
