@@ -1,7 +1,7 @@
 """What can be asked for: keys with their limits, options, and what is made of what is asked."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,12 +27,54 @@ from schedlab.experiments.sweeps.sweep_all import Shard, plan
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.experiments.training import batches, quality
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.hardware.dtypes import dtype_name
+from schedlab.sim.hardware.gpus import gpu, gpu_names
+from schedlab.sim.hardware.models import model, model_names
 from tests.golden.files import columns
+from tests.golden.rounding import json_digest
 
 _BASE: dict[str, Any] = {
     "name": "asked", "model": "llama-3-8b", "hardware": "h100",
     "workload": {"trace": "azure-conv", "num_requests": 6, "request_rate": 2.0},
 }  # fmt: skip
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def names(kind: str) -> dict[str, Any]:
+    """Ask for everything by its name, by what others call it, and by what it is nearly called."""
+    of, table, written = {
+        "models": (model, model_names(), "meta-llama/{}"),
+        "gpus": (gpu, gpu_names(), "NVIDIA {}"),
+        "formats": (dtype_name, ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"), "torch.{}"),
+    }[kind]
+    asked = [*table, *_CALLED[kind]]
+    ways = ("{}", written, " {} ", "{}s", "{}-instruct", "{}-fp8", "{}-awq", "{}-distill-qwen-1b")
+    return {
+        name: json_digest(
+            [_named(of, way.format(spelt)) for way in ways for spelt in (name, name.upper())]
+        )
+        for name in dict.fromkeys(asked)
+    }
+
+
+_CALLED: dict[str, tuple[str, ...]] = {
+    "models": (
+        "deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "gemma-2-9b", "gemma-3-4b",
+        "gpt-oss-20b", "qwen3-next-80b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "llama",
+    ),
+    "gpus": ("a100", "h100", "a100-sxm4-80gb", "h100_nvl", "tesla t4", "rtx 4090", "mi300x"),
+    "formats": ("float16", "half", "bfloat16", "float", "float8_e4m3fn", "fp8_e5m2", "auto", ""),
+}  # fmt: skip
+
+
+def _named(of: Callable[[str], Any], name: str) -> str:
+    try:
+        found = of(name)
+    except SchedlabError as error:
+        return f"{type(error).__name__}: {error}"
+    return found if isinstance(found, str) else found.name
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -428,6 +470,7 @@ CASES = {
     **{f"resolved {name}": (resolved, name) for name in CHANGES},
     **{f"expanded {name}": (expanded, name) for name in SWEPT},
     "refused": (refused, ""),
+    **{f"names of {kind}": (names, kind) for kind in _CALLED},
     "requests": (requests, ""),
     "times": (times, ""),
 }

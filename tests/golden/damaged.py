@@ -342,7 +342,7 @@ def _of_vidur(folder: Path) -> Any:
 def _table_profile(folder: Path) -> None:
     meta = {
         "model": "llama-3-8b", "hardware": "a100-80gb", "dtype": "bf16", "tensor_parallel_size": 1,
-        "scheduling_overhead": {"base_s": 0.001, "per_seq_s": 1e-6},
+        "scheduling_overhead": {"base_s": 0.001, "per_running_s": 1e-6},
     }  # fmt: skip
     curves = Curve("all", 1, (1.0, 4096.0), (9000.0, 40000.0)), Curve("head", 2, (1.0,), (3.0,))
     rates = {"us_per_pair": 0.001, "us_per_kv_token": 0.01}

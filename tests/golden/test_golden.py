@@ -13,7 +13,7 @@ from schedlab import core
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import called, pinned, small_runs, told, whole, wild
+from tests.golden import called, damaged, pinned, small_runs, told, whole, wild
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -90,6 +90,13 @@ def test_objects_and_functions_give_answers_when_they_are_asked():
         answers = [answer for _, answer in called.questions(room, name)]
         refused = [one for one in answers if isinstance(one, str) and one.endswith("Error")]
         assert len(answers) - len(refused) > 5
+
+
+@pytest.mark.slow
+def test_files_are_read_before_they_are_damaged():
+    for kind in damaged.KINDS:
+        _, _, outcome = next(damaged.outcomes(kind))
+        assert not isinstance(outcome, str), f"{kind}: {outcome}"
 
 
 # Tables that take more than a fifth of a second, many of them alone.
