@@ -1,9 +1,12 @@
 """VTC, traced by hand: an input token is charged 1, an output token 2."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import RUNS, WAITS, RequestState
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -168,3 +171,16 @@ def test_decodes_to_wait_are_counted_alike_ahead_and_step_by_step(name, max_wait
     at_once = laws.run(registry.make(name), work, config)
     if max_waiting_tokens == 35:
         assert laws.signature(ahead) != laws.signature(at_once)
+
+
+@pytest.mark.parametrize(("status", "charged"), [(WAITS, 4.0), (RUNS, 0.0)])
+def test_vtc_charges_no_prompt_again_that_decoded_elsewhere_before(status, charged):
+    # Who comes here decoding and is preempted later is admitted here for the first time.
+    policy = registry.make("vtc")
+    policy.on_start(SimpleNamespace(running=(), in_pipeline=()))
+    state = RequestState(arrival(0, prompt=4, tenant="a").request)
+    state.status = status
+    policy.on_arrival(state, 0)
+    state.status = WAITS
+    policy.on_tokens(SimpleNamespace(chunks=((state, 4),), admitted=(state,)), 1, 0)
+    assert policy.counters == {"a": charged}
