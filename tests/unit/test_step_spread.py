@@ -277,7 +277,8 @@ def test_engines_of_a_fleet_scatter_each_in_its_own_way(tmp_path):
 def test_engines_in_lockstep_do_not_scatter(tmp_path):
     write_fit(tmp_path, META, replace(FIT, step_spread=SPREAD))
     spec = experiment(tmp_path, scatters=True)
-    together = make_spec({**spec.to_data(), "engine": {"data_parallel_size": 2}})
+    chosen = {"data_parallel_size": 2, "data_parallel_lockstep": True}
+    together = make_spec({**spec.to_data(), "engine": chosen})
     with pytest.raises(SpecError, match=r"cost_model\.scatters: engines in lockstep"):
         run(together)
 
