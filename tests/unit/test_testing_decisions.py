@@ -261,12 +261,13 @@ OTHER_FIELDS = {
 REQUEST_FIELDS = [field.name for field in fields(Request)]
 
 
-def guarded(hook, does):
+def guarded(hook, does, before=lambda view: None):
     """Call one hook of a guarded policy, which does something to those who are there."""
     one = state(0)
     view = SimpleNamespace(
         waiting=[state(1), state(2)], running=[state(4), state(3)], held=[state(5)]
     )
+    before(view)
     told = {name: None for name in HOOKS}
     guard = _Guard(SimpleNamespace(**{**told, hook: lambda *given: does(one, view)}))
     guard._view = view
@@ -274,7 +275,19 @@ def guarded(hook, does):
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("name", [name for name in SLOTS if name not in ("request", "id")])
+def test_hook_may_have_the_prefix_cache_note_a_prompt_and_not_put_another_there(hook):
+    noted, other = Prompt((1, 2)), OTHERS["prompt"]
+    guarded(hook, lambda one, view: setattr(view.waiting[0], "prompt", noted))
+
+    def forges(one, view):
+        view.waiting[0].prompt = other
+
+    with pytest.raises(AssertionError, match=f"{hook} changes prompt of request 1 from "):
+        guarded(hook, forges, lambda view: setattr(view.waiting[0], "prompt", noted))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", [n for n in SLOTS if n not in ("request", "id", "prompt")])
 def test_hook_that_writes_to_any_field_of_anybody_is_told_which(hook, name):
     known = {
         0: lambda one, view: one, 2: lambda one, view: view.waiting[1],
