@@ -108,6 +108,7 @@ def test_lpm_refuses_impossible_limits(knobs, message):
         registry.make("lpm", **knobs)
 
 
+@pytest.mark.slow
 def test_lpm_keeps_the_laws_where_prefixes_are_cached():
     cases = list(fleet_cases(num_cases=3))
     small = {"max_queue": 5, "check_tokens": 8, "deprioritize_tokens": 4}
@@ -137,6 +138,7 @@ def test_dfs_weight_takes_the_branch_that_most_wait_for_before_an_older_request(
     assert served("lpm", work, lpm_limits()) == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_dfs_weight_keeps_the_laws_where_prefixes_are_cached():
     check_policy(lambda: registry.make("dfs_weight"), cases=list(fleet_cases(num_cases=3)))
 

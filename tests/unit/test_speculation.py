@@ -182,6 +182,7 @@ def most_in_a_second(result, times_ns):
     return np.bincount((np.concatenate(times_ns) - first_ns) // 10**9).max()
 
 
+@pytest.mark.slow
 def test_vllms_most_tokens_in_a_second_are_pieces_of_streams(tmp_path, monkeypatch):
     result = run(spec_of(NGRAM))
     times_ns = [result.log.token_times(i) for i in range(12)]

@@ -640,6 +640,7 @@ def test_skipping_ahead_is_compared_with_single_steps_with_and_without_the_next_
     assert compared == [(0, 1), (0, 2)]
 
 
+@pytest.mark.slow
 def test_policy_is_not_blamed_for_what_the_prefix_cache_notes_of_a_request():
     cases = list(fleet_cases(num_cases=3))
     assert all(case.limits.enable_prefix_caching for case in cases)
