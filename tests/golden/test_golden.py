@@ -105,7 +105,7 @@ SLOW = re.compile(
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
     "answers of (experiments.(analysis.c|comparing.[cl]|outcomes|search.[st])|traces.statistics)|"
-    "damaged (bundle|.*profile|matrix|load|vidur|model of|experiment [^ps])|"
+    "damaged (bundle|.*profile|matrix|load|vidur|model of|experiment ([^ps]|sp))|"
     "damaged trace (client|agents|bailian|burstgpt sessions|guidellm|schedlab)"
 )
 
