@@ -34,7 +34,7 @@ class PipelinedEngine(Engine):
     from when it begins.
 
     Who is preempted while a batch computes him loses his memory, not the token that comes out; he
-    waits until it has, as in vLLM (`num_stale_output_tokens`, which is of 0.30 and later). Where
+    waits until it has, as in vLLM (`num_stale_output_tokens` in 0.32; not yet in 0.24). Where
     prompts are handed over nothing comes out, as nobody could go on without that memory.
 
     With `arrivals_between_steps` who comes while batches are in flight is seen when the oldest is

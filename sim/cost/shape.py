@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from librt.vecs import vec
@@ -149,21 +149,13 @@ class BatchShape:
         if self.num_decodes:
             longest = max(longest, self.decode_context_max_tokens)
             shortest = min(shortest, self.decode_context_min_tokens)
-        return BatchShape(
-            self.num_decodes + len(contexts),
-            self.decode_context_sum_tokens + sum(contexts),
-            longest,
-            tuple([chunk for chunk in self.chunks if chunk[0] != 1]),
-            self.padding_tokens,
-            self.padding_context_tokens,
-            self.rows_sampled,
-            self.swapped_bytes,
-            self.num_running,
-            self.num_waiting,
-            shortest,
-            self.gathered_tokens,
-            self.padding_rows,
-            self.draft_tokens,
+        return replace(
+            self,
+            num_decodes=self.num_decodes + len(contexts),
+            decode_context_sum_tokens=self.decode_context_sum_tokens + sum(contexts),
+            decode_context_max_tokens=longest,
+            decode_context_min_tokens=shortest,
+            chunks=tuple([chunk for chunk in self.chunks if chunk[0] != 1]),
         )
 
     def with_contexts(self, sum_tokens: int, longest: int, shortest: int) -> BatchShape:

@@ -493,7 +493,7 @@ def test_engine_that_dies_gives_up_everyone_wherever_they_are_in_order_of_arriva
 
     states = [state(number) for number in range(10)]
     answered, left_decodes, in_flight = [], [], Pipeline()
-    in_flight.enter(BatchInFlight({9: states[9]}, {9: 1}, None))
+    in_flight.enter(BatchInFlight({9: states[9]}, {9: 1}, None, {}, []))
     engine = SimpleNamespace(
         decodes=SimpleNamespace(members={6: states[6]}), unanswered=[states[8]],
         running={6: states[6], 1: states[1]}, waiting=[states[4], states[0]],

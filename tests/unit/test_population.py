@@ -32,7 +32,7 @@ def population(**keys):
     found.leaving = list(some(300, 32).values())
     found.fetching = some(400, 64)
     found.loading = some(600, 128)
-    found.in_pipeline.enter(BatchInFlight(some(1_000, 256), {}, None))
+    found.in_pipeline.enter(BatchInFlight(some(1_000, 256), {}, None, {}, []))
     found.kept = some(2_000, 1)  # nobody counts who has been answered
     found.handed_over = some(2_100, 1)
     return found
@@ -88,7 +88,7 @@ def test_population_lists_those_with_a_seat_by_their_admission():
     found.running = dict(reversed(some(0, 3).items()))
     assert [state.id for state in found.seated()] == [2, 1, 0], "the order of who runs is that"
     found.leaving = list(some(10, 2).values())
-    found.in_pipeline.enter(BatchInFlight(some(20, 2), {}, None))
+    found.in_pipeline.enter(BatchInFlight(some(20, 2), {}, None, {}, []))
     found.held, found.loading = some(30, 1), some(40, 1)
     seats = {0: 6, 1: 5, 2: 0, 10: 4, 11: 1, 20: 3, 21: 2}
     for state in (*found.running.values(), *found.leaving, *found.in_pipeline):
