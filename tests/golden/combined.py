@@ -370,7 +370,7 @@ def drawn_fleet_of_pipelines(number: int) -> FleetCombination:
     )
 
 
-_WAYS = ("moves", "hands over", "fails") * 2
+_WAYS = ("moves", "hands over", "fails")
 
 
 def fleets_of(policy: str) -> dict[str, Any]:

@@ -99,12 +99,12 @@ def test_files_are_read_before_they_are_damaged():
         assert not isinstance(outcome, str), f"{kind}: {outcome}"
 
 
-# Tables that take more than a fifth of a second, many of them alone.
+# Tables that take more than a fifth of a second, many of them alone, or in hundreds.
 SLOW = re.compile(
     "combined|whole|wild|metrics |figure lines|figures of|recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
-    "answers of (experiments.(analysis.c|comparing.[cl]|outcomes|search.[st])|traces.statistics)|"
+    "answers of (experiments|traces)|edges knobs|backends|figure throughput|"
     "damaged (bundle|.*profile|matrix|load|vidur|model of|experiment ([^ps]|sp))|"
     "damaged trace (client|agents|bailian|burstgpt sessions|guidellm|schedlab)"
 )

@@ -398,6 +398,7 @@ def test_help_tells_no_types_of_python(command):
         assert not re.search(r"<(list|int|str|float|path)", told), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["1", ""])
 @pytest.mark.parametrize("command", ["schema", "version", "--help"])
 def test_output_that_a_full_disk_does_not_take_ends_in_one_line(tmp_path, unbuffered, command):

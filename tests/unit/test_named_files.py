@@ -43,6 +43,7 @@ def run(monkeypatch, *argv):
     assert not ended.value.code
 
 
+@pytest.mark.slow
 def test_results_name_no_folder_above_the_working_directory(project, monkeypatch):
     run(monkeypatch, "study/s.yaml", "-o", "out", "sweep.policy=[fcfs, shortest_prompt]")
     files = [path for path in Path("out").rglob("*") if path.is_file()]
