@@ -256,8 +256,11 @@ class Engine:
         return f"policy {type(self.policy).__name__} at t = {self.now_ns / 1e9:.6f} s: {what}"
 
     def _count_preemptions(self, count: int) -> None:
+        requests = self.requests
+        if requests.handed_over or requests.fetching:
+            return  # when their KV has come memory is free, or they decode, whatever is done here
         self._preemptions_without_token += count
-        if self._preemptions_without_token > 100 + 10 * self.requests.num_in_flight:
+        if self._preemptions_without_token > 100 + 10 * requests.num_in_flight:
             raise stalled(
                 self, f"{self._preemptions_without_token} preemptions in a row without a token"
             )

@@ -100,6 +100,16 @@ def test_overhead_of_a_handover_leaves_the_link_to_others():
     assert (took[1] - took[0]).tolist() == [5_000, 5_000]
 
 
+def test_prompt_that_lacks_memory_is_preempted_until_what_is_handed_over_has_gone():
+    # Of 12 blocks the first one holds 8 for a millisecond; the other needs as many, and loses its
+    # own every third step of a microsecond.
+    config = replace(CONFIG, num_blocks=12, max_model_len=48, max_num_batched_tokens=8)
+    work = [arrival(0, 0, 32, 3), arrival(1, 1, 32, 3)]
+    requests = run(work, configs=[config, CONFIG], overhead_ns=1_000_000).requests()
+    assert requests["num_preemptions"][1] > 200
+    assert requests["first_token_ns"][1] > requests["transfer_end_ns"][0] > 1_000_000
+
+
 @pytest.mark.parametrize(
     ("bytes_per_s", "budget", "came_ns"),
     [
