@@ -31,8 +31,8 @@ def check_pipeline(spec: ExperimentSpec, fail: Callable[[KeyPath, str], NoReturn
     if engine.data_parallel_size > 1:
         fail(
             _SIZE,
-            "must be 1 with data_parallel_size > 1, whose engines run every step together; set "
-            "cluster for engines on their own",
+            "must be 1 with data_parallel_size > 1; set cluster.count for several engines that "
+            "have stages",
         )
     if engine.speculation is not None:
         fail(("engine", "speculation"), "is not simulated with pipeline_parallel_size > 1")
