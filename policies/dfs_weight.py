@@ -35,6 +35,7 @@ class DepthFirstByWeight(ContinuousBatching):
         "et al. 2024 (arXiv:2312.07104), section 3, Algorithm 1"
     )
     starves = True
+    needs_prefixes = True
 
     def order(self, view: EngineView) -> Iterable[RequestState]:
         """Walk through the tree of what is cached of those who wait."""

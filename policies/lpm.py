@@ -47,6 +47,7 @@ class LongestPrefixMatch(ContinuousBatching):
         "2024 (arXiv:2312.07104), section 3"
     )
     starves = True
+    needs_prefixes = True
 
     def __init__(
         self, max_queue: int = 128, check_tokens: int = 32, deprioritize_tokens: int = 32

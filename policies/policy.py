@@ -32,6 +32,8 @@ class Policy(Knobs):
     """Paper section or code that the policy follows."""
     needs_prediction: bool = False
     """Whether requests must carry `predicted_tokens`."""
+    needs_prefixes: bool = False
+    """Whether it goes by what the prefix cache holds; a run without one says so."""
     starves: ClassVar[bool] = False
     """Whether a request can wait for ever under sustained load."""
     pauses: bool = False

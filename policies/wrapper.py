@@ -48,6 +48,7 @@ class Wrapper(ContinuousBatching):
         self.inner = inner
         self._ordering = ordering(inner)
         self.needs_prediction = self._ordering.needs_prediction
+        self.needs_prefixes = self._ordering.needs_prefixes
 
     @property
     def static_keys(self) -> bool:  # type: ignore[override]

@@ -38,6 +38,7 @@ class LlmD(Router):
         "llm-d inference scheduler (520af47): prefix-cache 3, queue 2 and kv-cache-utilization 2; "
         "approximateprefix, types.go (defaultMaxPrefixBlocks 256), indexer.go and plugin.go"
     )
+    needs_prefixes = True
 
     def __init__(
         self,

@@ -79,6 +79,7 @@ class Preble(Router):
         "Preble, Srivatsa et al. 2024 (arXiv:2407.00023), E2, as others describe it; constants of "
         "WukLab/preble, global_scheduler_with_time.py"
     )
+    needs_prefixes = True
 
     def __init__(
         self, window_s: float = 180.0, balance_ratio: float = 1.5, min_requests: int = 50

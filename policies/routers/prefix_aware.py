@@ -52,6 +52,7 @@ class PrefixAware(Router):
         "SGLang router, cache_aware policy (v0.4, December 2024): rust/src/router.rs and tree.rs; "
         "low_match least_loaded: sgl-model-gateway/src/policies/cache_aware.rs"
     )
+    needs_prefixes = True
 
     def __init__(
         self,

@@ -30,6 +30,9 @@ class Router(Knobs):
     """Paper section or code that the router follows."""
     needs_prediction: ClassVar[bool] = False
     """Whether requests must carry `predicted_tokens`."""
+    needs_prefixes: ClassVar[bool] = False
+    """Whether it goes by what prompts have in common, whose blocks have names only where an engine
+    has a prefix cache; a run without one says so."""
     looks_at_engines: bool = True
     """Whether it looks at more than number and `index` of the engines. Who does not is asked about
     all requests before anything runs, and its engines are run one after the other."""
