@@ -149,9 +149,13 @@ def _request(
     }
     marks = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
     for name, begin, end in zip(("queued", "prefill", "decode"), marks, marks[1:], strict=False):
-        if row[end] < 0:  # the run ended before
+        end_ns = row[end]
+        if end_ns < 0:  # the run ended before
             break
-        yield _span(name, thread, row[begin], row[end], args)
+        if name == "prefill" and row.get("prefill_end_ns", -1) >= 0:
+            # The first token is told elsewhere. A prompt computed again may be done after it was.
+            end_ns = min(end_ns, row["prefill_end_ns"])
+        yield _span(name, thread, row[begin], end_ns, args)
     if row.get("transfer_end_ns", -1) >= 0:
         begin_ns, end_ns = row["transfer_start_ns"], row["transfer_end_ns"]
         transfer = {"from_engine": row["prefill_engine"], "bytes": row["transferred_bytes"]}

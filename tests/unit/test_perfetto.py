@@ -164,6 +164,20 @@ def test_trace_of_a_fleet_has_a_process_for_each_engine(tmp_path, told):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("prefill_end_ns", "took_us"),
+    [
+        pytest.param(2_400, 1.4, id="before the first token, which is told elsewhere"),
+        pytest.param(5_000, 2.0, id="of a prompt computed again after it"),
+        pytest.param(-1, 2.0, id="nothing was handed over"),
+    ],
+)
+def test_prefill_in_a_trace_ends_with_the_prompt(tmp_path, prefill_end_ns, took_us):
+    events = written(tmp_path, run({}, {"prefill_end_ns": [prefill_end_ns, -1, -1]}))
+    ends = {e["tid"]: e["dur"] for e in named(events["traceEvents"], "prefill")}
+    assert ends == {3: took_us, 1: 2.0}
+
+
 def test_trace_of_a_pipeline_has_a_thread_for_each_batch_in_flight_of_its_engine(tmp_path):
     stages = {"stage_0_ns": [5, 0, 6, 7], "stage_1_ns": [8, 0, 9, 1], "stage_2_ns": [2, 0, 3, 4]}
     result = run({"engine": [1, 0, 1, 1], **stages, "micro_batch": [0] * 4}, num_engines=2)
