@@ -78,9 +78,11 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
     if pool.role != "mixed" or moves:
         for switch, value in _NOT_DISAGGREGATED.items():
             if getattr(engine, switch) != value:
+                by_profile = switch in ENGINE_PROFILES.get(str(engine.profile), {})
                 raise SpecError(
                     f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
                     + ("whose requests move" if moves else f"of role {pool.role}")
+                    + (f" (profile {engine.profile} switches it on)" if by_profile else "")
                 )
     caches = engine.enable_prefix_caching
     if pool.role == "decode":  # it is the pool's to say: its prompts come from elsewhere

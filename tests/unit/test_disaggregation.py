@@ -459,7 +459,11 @@ def test_experiment_tells_of_transfers():
         ({"d": {"role": "decoder"}}, "cluster.pools.d.role: .*did you mean decode"),
         (
             {"p": {"role": "prefill", "engine": {"async_scheduling": True}}},
-            "cluster.pools.p.engine.async_scheduling: must be false in a pool of role prefill",
+            "cluster.pools.p.engine.async_scheduling: must be false in a pool of role prefill$",
+        ),
+        (
+            {"d": {"role": "decode", "engine": {"profile": "vllm-0.32"}}},
+            r"must be false in a pool of role decode \(profile vllm-0.32 switches it on\)",
         ),
         (
             {"d": {"role": "decode", "engine": TIERED}},
