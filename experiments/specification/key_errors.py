@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "gpu": "hardware, at the top",
     "tp": "engine.tensor_parallel_size",
     "tp_size": "engine.tensor_parallel_size",
-    "dp": "engine.data_parallel_size, or cluster for engines that do not wait for each other",
+    "dp": "engine.data_parallel_size, or cluster for engines behind a router of your choice",
     "replicas": "cluster, at the top",
     "trace": "workload.trace",
     "num_prompts": "workload.num_requests",
