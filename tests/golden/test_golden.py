@@ -105,8 +105,7 @@ SLOW = re.compile(
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
     "answers of (experiments|traces)|edges knobs|backends|figure throughput|"
-    "damaged (bundle|.*profile|matrix|load|vidur|model of|experiment ([^ps]|sp))|"
-    "damaged trace (client|agents|bailian|burstgpt sessions|guidellm|schedlab)"
+    "damaged|told of fleet"
 )
 
 

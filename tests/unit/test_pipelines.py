@@ -661,7 +661,7 @@ def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path):
         ({"engine": {"pipeline_link": {"latency_us": 3}}}, "pipeline_link: give a name"),
         (
             {"engine": {"data_parallel_size": 2}},
-            "must be 1 with data_parallel_size > 1; set cluster.count for several engines that have",
+            "must be 1 with data_parallel_size > 1; set cluster.count for several engines",
         ),
         ({"backend": "real"}, "pipeline_parallel_size: must be 1 with backend: real"),
         ({"backend": "vllm"}, "pipeline_parallel_size: must be 1 with backend: vllm"),
