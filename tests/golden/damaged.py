@@ -219,13 +219,20 @@ def _told(value: Any, folder: Path) -> Any:
     if isinstance(value, list | tuple):
         return [_told(one, folder) for one in value]
     if isinstance(value, str | Path):
-        return str(value).replace(f"{folder}/", "").replace(str(folder), "FOLDER")
+        return _placeless(str(value), folder)
     return rounded(value)
 
 
+def _placeless(text: str, folder: Path) -> str:
+    """Return a text without the folders that differ from machine to machine."""
+    return (
+        text.replace(f"{folder}/", "").replace(str(folder), "FOLDER").replace(f"{Path.cwd()}/", "")
+    )
+
+
 def _own_words(error: BaseException, folder: Path) -> str:
-    """Return what an error says but for the folder, and for what Python or a library said."""
-    said = str(error).replace(f"{folder}/", "").replace(str(folder), "FOLDER")
+    """Return what an error says but for folders, and for what Python or a library said."""
+    said = _placeless(str(error), folder)
     others, above = [], error.__cause__ or error.__context__
     while above is not None:
         others.append(above)
