@@ -29,7 +29,14 @@ METRICS = (
 RANKED = ("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "p99_tpot_ms", "mean_e2el_ms")
 """By which policies are ranked on both backends."""
 
+THROUGHPUT_BAR, LATENCY_BAR = 0.05, 0.10
+"""Errors that a replay should stay within, unless it lies in the spread of repeated runs; the
+second is of whatever is no throughput."""
+
 _RESAMPLES = 1000
+
+_PRETENDED = 1000
+"""So often simulated runs are taken for the measured ones."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,9 @@ class Compared:
         where a metric is not one of single requests.
     num_runs : int
         How often it was measured.
+    off_by_chance : float or None
+        In what share of trials the simulation would not hold if runs that it drew itself were taken
+        for the measured ones; `None` where it drew too few to tell.
     """
 
     policy: str
@@ -64,6 +74,7 @@ class Compared:
     error: float
     interval: tuple[float, float] | None
     num_runs: int
+    off_by_chance: float | None = None
 
     @property
     def spread(self) -> float:
@@ -77,10 +88,10 @@ class Compared:
         """Whether the simulation lies among the repeated measurements."""
         return self.low <= self.simulated <= self.high
 
-    def holds(self, throughput: float, latency: float) -> bool:
-        """Whether the error is within a bar, or the simulation within the spread."""
-        bar = throughput if self.metric.endswith("throughput") else latency
-        return self.in_spread or abs(self.error) <= bar
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within its bar, or the simulation within the spread."""
+        return self.in_spread or abs(self.error) <= _bar(self.metric)
 
 
 def compare_runs(
@@ -95,9 +106,10 @@ def compare_runs(
     measured : sequence of RunResult
         At least one.
     simulated : sequence of RunResult
-        The same requests on the simulated backend; several if its steps scatter.
+        The same requests on the simulated backend; several if its steps scatter, then at the level
+        of each of the measured runs in turn.
     seed : int
-        Of the bootstrap.
+        Of the bootstrap, and of which runs are taken for measured ones.
 
     Returns
     -------
@@ -111,14 +123,36 @@ def compare_runs(
     for metric in METRICS:
         values = [float(column[metric]) for column in columns]
         mean = math.fsum(values) / len(values)
-        found = math.fsum(float(other[metric]) for other in others) / len(others)
+        draws = [float(other[metric]) for other in others]
+        found = math.fsum(draws) / len(draws)
         error = found / mean - 1 if mean else math.nan
         row = Compared(
             policy, metric, mean, min(values), max(values), found, error,
             intervals.get(metric), len(values),
+            _off_by_chance(np.array(draws), len(values), _bar(metric), seed),
         )  # fmt: skip
         rows.append(row)
     return rows
+
+
+def _bar(metric: str) -> float:
+    return THROUGHPUT_BAR if metric.endswith("throughput") else LATENCY_BAR
+
+
+def _off_by_chance(draws: Floats, num_runs: int, bar: float, seed: int) -> float | None:
+    """Return how often a simulation without any error would be off.
+
+    Of the draws at the level of each measured run one is taken for that run, and the mean of all
+    others is held against them.
+    """
+    if len(draws) < 4 * num_runs:
+        return None
+    rng = stream(seed, "taken for measured")
+    nth = [rng.integers(len(draws[one::num_runs]), size=_PRETENDED) for one in range(num_runs)]
+    runs = draws[np.stack(nth, axis=1) * num_runs + np.arange(num_runs)]
+    mean, others = runs.mean(axis=1), (draws.sum() - runs.sum(axis=1)) / (len(draws) - num_runs)
+    in_spread = (runs.min(axis=1) <= others) & (others <= runs.max(axis=1))
+    return float((~in_spread & (np.abs(others - mean) > bar * np.abs(mean))).mean())
 
 
 def rank_agreement(rows: Sequence[Compared]) -> dict[str, float]:

@@ -223,7 +223,7 @@ def chat_steps(
 
 
 def overhead_of(shapes: Sequence[BatchShape], overheads_ns: Sequence[int]) -> dict[str, float]:
-    """Fit the time outside the model to a base, the requests that run and wait, and prompts.
+    """Fit the time outside the model to a base, who runs and waits, if anybody does, and prompts.
 
     By non-negative least squares, which keeps the mean of what is fitted; the slowest 1 % of the
     steps (other processes) are left out.
@@ -238,10 +238,14 @@ def overhead_of(shapes: Sequence[BatchShape], overheads_ns: Sequence[int]) -> di
     seconds = np.array(overheads_ns) / 1e9
     kept = seconds <= np.quantile(seconds, _SLOWEST)
     columns = np.array(
-        [(1.0, one.num_running, one.num_waiting, bool(one.chunks)) for one in shapes], dtype=float
+        [
+            (1.0, one.num_running, one.num_waiting, bool(one.chunks), one.num_waiting > 0)
+            for one in shapes
+        ],
+        dtype=float,
     )
     solution: Any = nnls(columns[kept], seconds[kept])[0]
-    names = ("base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s")
+    names = "base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "per_queued_step_s"
     return {name: float(value) for name, value in zip(names, solution, strict=True)}
 
 

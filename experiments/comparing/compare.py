@@ -43,8 +43,9 @@ from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.result import RunResult
 
-_DRAWS = 60
-"""So often a point whose steps scatter is simulated."""
+_DRAWS = 100
+"""So often a point whose steps scatter is simulated. All policies have the same draws: the mean of
+a P99 over 60 of them was once 5 % beside that over 300, for nearly each policy."""
 
 _MODELLED = {"clock": "modelled", "level_requests_per_client": None}
 """What a run is that checks decisions."""

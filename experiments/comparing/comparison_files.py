@@ -7,7 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.analysis.comparison import Compared, rank_agreement
+from schedlab.experiments.analysis.comparison import (
+    LATENCY_BAR,
+    THROUGHPUT_BAR,
+    Compared,
+    rank_agreement,
+)
 from schedlab.experiments.comparing.compare import PointComparison
 from schedlab.experiments.comparing.level_runs import POLICY as LEVEL_POLICY
 from schedlab.experiments.comparing.level_runs import SETTLING_STEPS, Level
@@ -17,9 +22,6 @@ from schedlab.experiments.specification.paths import relative_paths
 from schedlab.experiments.specification.sweep import points
 from schedlab.sim.files import write_text
 from schedlab.sim.text import json_text, markdown_table, percent
-
-THROUGHPUT_BAR, LATENCY_BAR = 0.05, 0.10
-"""Errors that a replay should stay within, unless it lies in the spread of repeated runs."""
 
 
 def agreement(found: list[PointComparison]) -> dict[str, dict[str, float]]:
@@ -80,13 +82,14 @@ def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any
                     {
                         **asdict(row),
                         "spread": row.spread,
-                        "within_bar_or_spread": row.holds(THROUGHPUT_BAR, LATENCY_BAR),
+                        "within_bar_or_spread": row.holds,
                     }
                     for row in point.rows
                 ],
             }
             for point in found
         ],
+        **({"off_told": off_told(found)} if off_told(found) else {}),
         "provenance": {
             key: origin[key]
             for key in ("cost_model", "scheduling_overhead", "versions", "git_commit", "engine")
@@ -117,6 +120,7 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
         "one; the interval is a 95 % bootstrap over requests. ok: within "
         f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
         "",
+        *([off_told(found), ""] if off_told(found) else []),
         *_level_section(found, spec),
     ]
     for point in found:
@@ -126,6 +130,19 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
     lines += ["## Do both backends rank the policies alike?", ""]
     lines += [f"- {line}" for line in agreement_lines(found)]
     return "\n".join(lines) + "\n"
+
+
+def off_told(found: list[PointComparison]) -> str:
+    """Say how many figures are off, and how many would be by chance; nothing if that is unknown."""
+    rows = [row for point in found for row in point.rows if row.metric in SHOWN]
+    chances = [row.off_by_chance for row in rows if row.off_by_chance is not None]
+    if not chances:
+        return ""
+    off = sum(not row.holds for row in rows if row.off_by_chance is not None)
+    return (
+        f"{off} of {len(chances)} figures below are off. Were the measured runs drawn from the "
+        f"simulation themselves, {math.fsum(chances):.1f} would be, by chance."
+    )
 
 
 def point_lines(point: PointComparison, spec: ExperimentSpec) -> list[str]:
@@ -167,7 +184,8 @@ def level_told(spec: ExperimentSpec) -> str:
         "by each of as many clients as requests run in a step of that point's simulation, priced "
         "at the level that a first set of such runs told (in the middle one of the third of steps "
         "with the fewest, and of all, before the run; of the third with the most after it), with "
-        f"contexts as long as there. Their steps, but for the first {SETTLING_STEPS} of each, in "
+        "contexts as long as there, and with requests that wait where half of its steps have any. "
+        f"Their steps, but for the first {SETTLING_STEPS} of each, in "
         "which the engine settles, say at what level those of a run stood in that round, and how "
         "far they scattered; how much more or less than by the profile each request that decodes "
         "adds to a step without prompts is told by those of all rounds of a load together. Nothing "
@@ -240,8 +258,12 @@ def _cells(row: Compared) -> tuple[str, ...]:
     return (
         row.metric, f"{row.measured:.4g}", percent(row.spread), f"{row.simulated:.4g}",
         percent(row.error, signed=True), interval,
-        "ok" if row.holds(THROUGHPUT_BAR, LATENCY_BAR) else "off",
+        "ok" if row.holds else "off" + _chance_told(row),
     )  # fmt: skip
+
+
+def _chance_told(row: Compared) -> str:
+    return "" if row.off_by_chance is None else f", {row.off_by_chance:.0%} by chance"
 
 
 def runs_told(found: list[PointComparison], spec: ExperimentSpec) -> str:

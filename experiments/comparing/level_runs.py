@@ -52,6 +52,12 @@ measured run has a thousand."""
 _WARMING, _WARMING_CONTEXT_TOKENS = 48, 512.0
 """Clients of a warm-up, and the mean context of their requests."""
 
+_LONGEST_QUEUE = 8
+"""So many requests wait in a level run at most: what matters is whether anybody does."""
+
+_FEWEST_QUEUED_STEPS = 30
+"""Fewer do not tell what the queue adds to the scheduling of a step."""
+
 _SIGMA = 0.8
 """Of the logarithm of prompt lengths."""
 
@@ -164,10 +170,14 @@ class LevelLoad(NamedTuple):
         with the most.
     context_tokens : float
         Mean context of a request that decodes.
+    queue : int
+        So many clients more send requests, for whom there is no room: as many as wait there half
+        of the time.
     """
 
     clients: tuple[int, ...]
     context_tokens: float
+    queue: int = 0
 
 
 def load_beside(spec: ExperimentSpec, level: Level | None = None) -> LevelLoad:
@@ -182,12 +192,13 @@ def load_beside(spec: ExperimentSpec, level: Level | None = None) -> LevelLoad:
         more requests run. The profile's by default.
     """
     steps = simulated_at(level, spec).log.steps()
-    running, decodes, contexts = (
+    running, waiting, decodes, contexts = (
         np.asarray(steps[name], dtype=np.float64)
-        for name in ("num_running", "num_decodes", "decode_context_sum_tokens")
+        for name in ("num_running", "num_waiting", "num_decodes", "decode_context_sum_tokens")
     )
     clients = tuple(max(1, round(float(np.quantile(running, share)))) for share in _SHARES)
-    return LevelLoad(clients, float(contexts.sum() / max(1.0, decodes.sum())))
+    queue = min(_LONGEST_QUEUE, int(np.median(waiting)))
+    return LevelLoad(clients, float(contexts.sum() / max(1.0, decodes.sum())), queue)
 
 
 def level_run_numbers(repeat: int) -> range:
@@ -212,11 +223,11 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
         Counts the level runs of a point; each has requests of its own, and its number of clients.
     """
     clients = load.clients[number % NUM_RUNS]
-    num_requests = (spec.real.level_requests_per_client or 1) * clients
+    num_requests = (spec.real.level_requests_per_client or 1) * clients + load.queue
     served = spec.model_copy(
         update={
             "policy": PolicySpec(name=POLICY),
-            "workload": spec.workload.model_copy(update={"max_concurrency": clients}),
+            "workload": spec.workload.model_copy(update={"max_concurrency": clients + load.queue}),
         }
     )
     kinds = resolve_fleet(served)
@@ -297,7 +308,8 @@ def level_of(
     for those with prompts also the mean of their ratios, as far as a time that each of them takes
     longer can: see `schedlab.gpu_backend.calibration_fit.run_level`. What each request that decodes
     adds is given: the steps of a round do not tell it from the level. Of the scheduling overhead
-    the terms are scaled alike, by steps without prompts; those with prompts tell what they add.
+    the terms are scaled alike, by steps without prompts while nobody waits; those with prompts
+    tell what they add, and those with a queue what that does.
     """
     from schedlab.gpu_backend.calibration_fit import run_level, step_spread, without_overhead
 
@@ -333,20 +345,33 @@ def _overhead_of(
     if stated is None:
         return None, 1.0
 
-    def stated_ns(of_steps: Sequence[RecordedStep], has_prefills: bool) -> int:
-        return sum(
-            [stated.ns(s.shape.num_running, s.shape.num_waiting, has_prefills) for s in of_steps]
-        )
+    alone = replace(stated, per_prefill_step_s=0.0, per_queued_step_s=0.0)
 
-    prompts = [step for step in steps if step.shape.chunks]
-    decodes = [step for step in steps if not step.shape.chunks]
-    decodes_ns, prompts_ns = (sum([s.overhead_ns for s in some]) for some in (decodes, prompts))
-    alone_ns = stated_ns(decodes, False)
-    all_ns = alone_ns + stated_ns(prompts, True)
-    if not all_ns:  # it states none of a step, whatever it does of the first one
+    def spent_and_stated_ns(of_steps: Sequence[RecordedStep], by: SchedulingOverhead) -> list[int]:
+        shapes = [step.shape for step in of_steps]
+        stated_ns = [by.ns(s.num_running, s.num_waiting, bool(s.chunks)) for s in shapes]
+        return [sum([step.overhead_ns for step in of_steps]), sum(stated_ns)]
+
+    def more_s(of_steps: Sequence[RecordedStep], prompt_s: float = 0.0) -> float:
+        """Return what one of some steps takes beside what all do, and those with prompts."""
+        spent_ns, alone_ns = spent_and_stated_ns(of_steps, alone)
+        prompts_s = prompt_s * sum([bool(step.shape.chunks) for step in of_steps])
+        return max(0.0, ((spent_ns - times * alone_ns) / 1e9 - prompts_s) / len(of_steps))
+
+    spent_ns, stated_ns = spent_and_stated_ns(steps, stated)
+    if not stated_ns:  # it states none of a step, whatever it does of the first one
         return stated, 1.0
+    queued = [step for step in steps if step.shape.num_waiting]
+    is_told = _FEWEST_QUEUED_STEPS <= len(queued) <= len(steps) - _FEWEST_QUEUED_STEPS
+    others = [step for step in steps if not (is_told and step.shape.num_waiting)]
+    decodes_ns, alone_ns = spent_and_stated_ns([s for s in others if not s.shape.chunks], alone)
     times = decodes_ns / alone_ns if alone_ns else 1.0
-    more_s = (prompts_ns - times * stated_ns(prompts, False)) / 1e9 / len(prompts)
-    scaled = {key: value * times for key, value in asdict(stated).items()}
-    found = SchedulingOverhead(**{**scaled, "per_prefill_step_s": max(0.0, more_s)})
-    return found, (decodes_ns + prompts_ns) / all_ns
+    prompts = [step for step in others if step.shape.chunks]
+    terms = {key: value * times for key, value in asdict(stated).items()}
+    if prompts:
+        terms["per_prefill_step_s"] = more_s(prompts)
+    if is_told:
+        terms["per_queued_step_s"] = more_s(queued, terms["per_prefill_step_s"])
+    elif queued:  # hardly anybody waits, or hardly ever nobody: it is in the others
+        terms["per_queued_step_s"] = 0.0
+    return SchedulingOverhead(**terms), spent_ns / stated_ns

@@ -40,6 +40,9 @@ class SchedulingOverheadSpec(Section):
     first_step_s: Seconds = Field(
         default=0.0, description="Seconds more of the very first step, without a warm-up."
     )
+    per_queued_step_s: Seconds = Field(
+        default=0.0, description="Seconds more of a step while anybody waits."
+    )
 
 
 def _dtype(value: object) -> object:

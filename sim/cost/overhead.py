@@ -27,6 +27,8 @@ class SchedulingOverhead:
         kernels one by one where decodes replay a CUDA graph.
     first_step_s : float
         Seconds more of the first step of a run, of an engine that was not warmed up.
+    per_queued_step_s : float
+        Seconds more of a step while anybody waits: whoever is first is tried, each time.
 
     Raises
     ------
@@ -36,7 +38,7 @@ class SchedulingOverhead:
     Notes
     -----
     ``overhead = base_s + per_running_s * num_running + per_waiting_s * num_waiting
-    + per_prefill_step_s (if the step computes prompt tokens)``
+    + per_prefill_step_s (if the step computes prompt tokens) + per_queued_step_s (if num_waiting)``
 
     The default is zero: no overhead is assumed unless a profile or the user states one. Published
     sizes, to choose from: vLLM V1 0.1-0.3 ms per step and 4-10 us per running request (the
@@ -56,10 +58,12 @@ class SchedulingOverhead:
     per_waiting_s: float = 0.0
     per_prefill_step_s: float = 0.0
     first_step_s: float = 0.0
+    per_queued_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         for key in (
             "base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s",
+            "per_queued_step_s",
         ):  # fmt: skip
             value = getattr(self, key)
             if not (math.isfinite(value) and 0 <= value <= _LARGEST_S):
@@ -73,4 +77,6 @@ class SchedulingOverhead:
         seconds = self.base_s + self.per_running_s * num_running + self.per_waiting_s * num_waiting
         if has_prefills:
             seconds += self.per_prefill_step_s
+        if num_waiting:
+            seconds += self.per_queued_step_s
         return int(seconds * 1e9 + 0.5)

@@ -491,7 +491,7 @@ def compared(_: str) -> dict[str, Any]:
         "by priority": list(class_table(whole.folder, "priority", ["longest_wait"])),
         "intervals": {name: list(one) for name, one in few.items()},
         "backends": [[row.metric, row.measured, row.low, row.high, row.simulated, row.error,
-                      row.interval, row.spread, row.holds(0.05, 0.1)] for row in rows],
+                      row.interval, row.spread, row.holds, row.off_by_chance] for row in rows],
         "ranks": rank_agreement(
             [row for i, run in enumerate(runs[::3])
              for row in compare_runs(str(i), [run], [runs[1::3][i]])]),

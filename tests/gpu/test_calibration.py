@@ -749,19 +749,24 @@ def test_prompts_of_a_calibration_have_more_tokens_than_a_decode():
     assert min(chunks) == 2
 
 
-def test_time_outside_of_the_model_is_told_apart_by_who_runs_and_who_waits():
+def test_time_outside_of_the_model_is_told_apart_by_who_runs_and_who_waits_and_if_anybody_does():
     rng = np.random.default_rng(0)
     shapes = [
         BatchShape(1, 1, 1, num_running=int(runs), num_waiting=int(waits))
-        for runs, waits in rng.integers(1, 50, (40, 2))
+        for runs, waits in rng.integers((1, -20), 50, (60, 2)).clip(0)
     ]
     shapes = [replace(one, chunks=((9, 0),)) if i % 3 else one for i, one in enumerate(shapes)]
     spent = [
-        90_000 + 2_000 * one.num_running + 50 * one.num_waiting + 700_000 * bool(one.chunks)
+        90_000
+        + 2_000 * one.num_running
+        + 50 * one.num_waiting
+        + 700_000 * bool(one.chunks)
+        + 40_000 * (one.num_waiting > 0)
         for one in shapes
     ]
     assert overhead_of(shapes, spent) == pytest.approx({
-        "base_s": 90e-6, "per_running_s": 2e-6, "per_waiting_s": 50e-9, "per_prefill_step_s": 700e-6
+        "base_s": 90e-6, "per_running_s": 2e-6, "per_waiting_s": 50e-9,
+        "per_prefill_step_s": 700e-6, "per_queued_step_s": 40e-6,
     })  # fmt: skip
 
 

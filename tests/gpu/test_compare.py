@@ -304,9 +304,12 @@ def test_rank_agreement_is_one_for_the_same_order_and_minus_one_for_the_opposite
 
 def test_compared_holds_within_the_bar_or_inside_the_spread():
     inside = replace(row("a", 100.0, 130.0), low=90.0, high=140.0)
-    assert inside.holds(0.05, 0.10)
-    assert not row("a", 100.0, 130.0).holds(0.05, 0.10)
-    assert row("a", 100.0, 109.0).holds(0.05, 0.10)
+    assert inside.holds
+    assert not row("a", 100.0, 130.0).holds
+    assert row("a", 100.0, 109.0).holds
+    throughput = replace(row("a", 100.0, 105.1), metric="output_throughput")
+    assert not throughput.holds
+    assert replace(throughput, simulated=104.9, error=0.049).holds
 
 
 @pytest.mark.parametrize(("of", "is_found"), [(None, True), ("ours", True), ("another", False)])

@@ -60,8 +60,7 @@ def test_compare_runs_finds_the_factor_between_two_machines():
         assert low == pytest.approx(0.25, abs=1e-6)
         assert high == pytest.approx(0.25, abs=1e-6)
     assert rows["request_throughput"].error == pytest.approx(-0.2, abs=1e-6)
-    assert not rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.1)
-    assert rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.3)
+    assert not rows["mean_ttft_ms"].holds
 
 
 def test_spread_is_that_of_several_runs_and_unknown_of_one():
@@ -76,6 +75,24 @@ def test_spread_is_that_of_several_runs_and_unknown_of_one():
     assert math.isnan(dataclasses.replace(apart, measured=0.0).spread)
 
 
+def chance_of(draws, num_runs, bar=0.1):
+    return comparison._off_by_chance(np.array(draws, dtype=float), num_runs, bar, seed=1)
+
+
+def test_chance_to_be_off_is_that_of_runs_which_the_simulation_drew_itself():
+    assert chance_of([7.0] * 40, 5) == 0.0
+    assert chance_of([7.0] * 19, 5) is None, "too few to tell"
+    assert chance_of([100.0, *[200.0, *[100.0] * 9] * 10, 100.0], 1) == pytest.approx(0.1, abs=0.03)
+    assert chance_of([100.0, 120.0] * 10, 1, bar=0.2) == 0.0
+    assert chance_of([100.0, 121.0] * 10, 1, bar=0.05) == 1.0
+    # Each run has a level of its own, at which every other draw was.
+    assert chance_of([50.0, 150.0] * 10, 2) == 0.0
+    assert chance_of([*[50.0] * 10, *[150.0] * 10], 2) == pytest.approx(0.5, abs=0.05)
+    # Off are those that are all above the mean or all below, and by more than the bar.
+    alike = chance_of([90.0, 110.0, 110.0, 90.0] * 5, 2, bar=0.05)
+    assert alike == pytest.approx(0.5, abs=0.05)
+
+
 @pytest.mark.slow
 def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
     slow, fast = scaled(result(), 1.2), scaled(result(), 0.8)
@@ -84,7 +101,7 @@ def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
     )
     assert row.in_spread
     assert row.spread == pytest.approx(0.2, abs=1e-3)
-    assert row.holds(throughput=0.0, latency=0.0)
+    assert row.holds
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from schedlab.experiments.comparing import (
     level_runs,
     measured_runs,
 )
-from schedlab.experiments.comparing.comparison_files import level_rows, markdown, to_data
+from schedlab.experiments.comparing.comparison_files import SHOWN, level_rows, markdown, to_data
 from schedlab.experiments.comparing.level_runs import (
     Level,
     LevelLoad,
@@ -156,6 +156,35 @@ def test_levels_of_rounds_share_what_a_decode_adds_to_steps_without_prompts():
     assert levels[0].run_level.decode_steps < levels[3].run_level.decode_steps
 
 
+def test_level_tells_what_a_step_takes_longer_to_schedule_while_anybody_waits():
+    model = FittedCostModel(FIT, META)
+    still = [slow_step(model, shape, more_s=2e-3) for shape in shapes()]  # 0.2 ms more of a prompt
+    queued = [
+        step._replace(
+            shape=replace(step.shape, num_waiting=7),
+            overhead_ns=step.overhead_ns + 70_000,
+            duration_ns=step.duration_ns + 70_000,
+        )
+        for step in still
+    ]
+    overhead = scaled(model.scheduling_overhead, 1.5, 2e-4)
+    expected = replace(overhead, per_queued_step_s=7e-5)
+    assert astuple(level_of(model, still + queued).scheduling_overhead) == pytest.approx(
+        astuple(expected), rel=1e-4
+    )
+    few = level_of(model, still + queued[::3])
+    assert few.scheduling_overhead.per_queued_step_s == 0.0
+    stated = replace(model.scheduling_overhead, per_queued_step_s=5e-5)
+    knowing = FittedCostModel(FIT, {**META, "scheduling_overhead": asdict(stated)})
+    nobody = level_of(knowing, still).scheduling_overhead
+    assert nobody.per_queued_step_s == pytest.approx(1.5 * 5e-5)
+    told = level_of(knowing, still + queued).scheduling_overhead
+    assert told.per_queued_step_s == pytest.approx(7e-5, rel=1e-4)
+    always = level_of(knowing, queued).scheduling_overhead
+    assert always.per_queued_step_s == 0.0
+    assert always.base_s > 1.5e-4
+
+
 def test_level_tells_what_each_step_with_prompts_takes_longer_from_what_all_their_tokens_do():
     model = FittedCostModel(FIT, META)
     level = level_of(model, [slow_step(model, shape, more_s=2e-3) for shape in shapes()])
@@ -239,6 +268,9 @@ def test_level_runs_are_as_large_as_the_thirds_of_the_simulation_and_its_context
         update={"workload": spec.workload.model_copy(update={"request_rate": float("inf")})}
     )
     assert load_beside(crowd).clients[-1] == 8
+    assert load.queue == np.median(steps["num_waiting"]) == 0
+    waiting = run(crowd).log.steps()["num_waiting"]
+    assert load_beside(crowd).queue == min(8, int(np.median(waiting))) > 0
 
 
 def served_by(monkeypatch, spec, load, number):
@@ -273,6 +305,8 @@ def test_level_run_serves_other_requests_by_fcfs_more_of_them_where_clients_are_
         for task in (before, again)
     ]
     assert lengths[0] != lengths[1]
+    queue = served_by(monkeypatch, spec, load._replace(queue=6), 1)
+    assert (queue.spec.workload.max_concurrency, len(queue.arrivals)) == (9, 18)
     other = served_by(monkeypatch, spec.model_copy(update={"seed": 4}), load, 0)
     assert lengths[0] != [(a.request.prompt_tokens, a.output_tokens) for a in other.arrivals]
 
@@ -409,12 +443,17 @@ def test_level_runs_on_a_machine_slower_than_its_profile_are_as_large_as_its_run
 @pytest.mark.slow
 def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monkeypatch, profile):
     machine_at(monkeypatch, ROUNDS)
-    monkeypatch.setattr(comparison, "_DRAWS", 6)  # a tenth
+    monkeypatch.setattr(comparison, "_DRAWS", 8)  # fewer would tell no chance
     spec = spec_of(profile, scatters=True)
     found = comparison.compare(spec, check=False)
-    assert [point.num_simulated for point in found] == [6] * 4
+    assert [point.num_simulated for point in found] == [8] * 4
     assert markdown(found[:1], spec).startswith(f"# {spec.name}: measured against simulated\n")
     text = markdown(found, spec)
+    chances = [row.off_by_chance for point in found for row in point.rows if row.metric in SHOWN]
+    off = sum(not row.holds for point in found for row in point.rows if row.metric in SHOWN)
+    told = f"{off} of {len(chances)} figures below are off. Were the measured runs drawn from the "
+    assert f"{told}simulation themselves, {sum(chances):.1f} would be, by chance." in text
+    assert text.count("% by chance |") == off
     assert "4 sent one after the other by each of as many clients" in text
     assert "the profile's own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
     assert "for each request that decodes and 0 µs more for a step with prompts." in text
@@ -438,6 +477,7 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     plain_spec = spec_of(profile, real={"repeats": 2})
     plain = comparison.compare(plain_spec, check=False)
     assert "level" not in markdown(plain, plain_spec)
+    assert "by chance" not in markdown(plain, plain_spec)
     assert "levels" not in to_data(plain, plain_spec)
 
 

@@ -49,7 +49,10 @@ def test_estimate_is_the_cost_models_step_and_the_overhead_of_its_batch(chunks, 
     assert SimExecutor(pricing).estimate_step_ns(shape) == pricing.estimate_ns(shape)
 
 
-TERMS = ("base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s")
+TERMS = (
+    "base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s",
+    "per_queued_step_s",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -63,12 +66,17 @@ def test_overhead_with_one_term_that_cannot_be_is_refused_by_its_name(term, valu
 @pytest.mark.parametrize(
     ("term", "without", "with_prefills"),
     [("base_s", 7, 7), ("per_running_s", 7 * 3, 7 * 3), ("per_waiting_s", 7 * 5, 7 * 5),
-     ("per_prefill_step_s", 0, 7), ("first_step_s", 0, 0)],
+     ("per_prefill_step_s", 0, 7), ("first_step_s", 0, 0), ("per_queued_step_s", 7, 7)],
 )  # fmt: skip
 def test_each_term_of_overhead_counts_what_its_name_says(term, without, with_prefills):
     overhead = SchedulingOverhead(**{term: 7.4e-9})
     rounded = [round(ns * 7.4 / 7) for ns in (without, with_prefills)]
     assert [overhead.ns(3, 5), overhead.ns(3, 5, has_prefills=True)] == rounded
+
+
+def test_overhead_of_a_queue_is_none_while_nobody_waits():
+    overhead = SchedulingOverhead(base_s=2e-9, per_queued_step_s=7e-9)
+    assert [overhead.ns(3, waiting) for waiting in (0, 1, 2)] == [2, 9, 9]
 
 
 def test_estimate_of_steps_is_the_longest_of_them():
