@@ -105,7 +105,7 @@ SLOW = re.compile(
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
     "answers of (experiments|traces)|edges knobs|backends|figure throughput|"
-    "damaged|told of fleet"
+    "damaged|told of fleet|sitting (one hangs|all well)|figure latency_rate|live figure"
 )
 
 

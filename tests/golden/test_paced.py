@@ -9,6 +9,7 @@ from tests.golden import paced
 EVERY_CASE = pytest.mark.parametrize("case", paced.NAMES, scope="module")
 
 
+@pytest.mark.slow
 @EVERY_CASE
 def test_steps_planned_ahead_beside_tight_targets_are_those_planned_one_by_one(case):
     for limits in paced.LIMITS:
@@ -28,6 +29,7 @@ def test_runs_that_begin_later_are_those_that_begin_at_zero(case):
         assert paced.since(later, 70_000) == paced.since(at_once, 0), limits
 
 
+@pytest.mark.slow
 @EVERY_CASE
 def test_runs_beside_tight_targets_are_the_kept_ones(case):
     assert paced.digests(case) == paced.kept()[case]

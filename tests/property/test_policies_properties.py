@@ -200,6 +200,7 @@ class NeverFalling(laws.LinearCost):
     never_falls = True
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     workloads(max_requests=12),

@@ -25,6 +25,7 @@ def correlation(one, other):
     return np.corrcoef(one.ravel(), other.ravel())[0, 1] * np.sqrt(one.size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.003, 0.3, 0.7, 0.999])
 def test_tokens_are_right_as_often_as_the_rate_says(rate):
     found = right([rate])
@@ -33,6 +34,7 @@ def test_tokens_are_right_as_often_as_the_rate_says(rate):
     assert abs(found[:, 512:1024].mean() - rate) < 4 * sigma * np.sqrt(PLACES / 512)
 
 
+@pytest.mark.slow
 def test_tokens_are_right_independently_of_those_beside_them():
     found = right([0.7])
     for apart in (1, 2, 3, 8, 32, 64, 512):
@@ -62,6 +64,7 @@ def test_token_right_at_a_rate_is_right_at_a_higher_one():
     assert higher.sum() > lower.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rates", "spread"), [([0.7], 0.0), ([0.7], 0.1), ([0.9, 0.5], 0.0)])
 def test_what_becomes_of_a_request_does_not_depend_on_who_else_was_asked_for(rates, spread):
     draw = random.Random(2)

@@ -93,6 +93,7 @@ def test_engine_with_one_seat_is_a_single_server(draw, load):
 # M/M/1: W = rho / (1 - rho) * E[S]; rounding to whole tokens changes E[S] by < 0.01 %. M/D/1: half
 # of it. M/G/1, Pollaczek-Khinchine: W = rho / (1 - rho) * E[S^2] / (2 E[S]); lognormal with sigma 1
 # has E[S^2] = e E[S]^2.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "load", "in_services"),
     [

@@ -620,6 +620,7 @@ def test_digest_of_a_claim_changes_with_every_byte_of_its_file_and_of_the_one_it
     assert found[-1] == hashlib.sha256(b"name: one\n").hexdigest()
 
 
+@pytest.mark.slow
 def test_page_of_a_folder_of_papers_names_that_folder():
     folder = report._PAPERS / "pipelines"
     page = markdown([examine(folder / "x.yaml", make_spec(experiment()))])
@@ -651,6 +652,7 @@ def test_page_begins_with_the_command_that_writes_it_and_the_files_to_change(
         assert (text in begun) == (text == moved)
 
 
+@pytest.mark.slow
 def test_page_of_experiments_of_ones_own_names_their_files(tmp_path):
     path = tmp_path / "papers" / "policies" / "x.yaml"
     page = markdown([examine(path, make_spec(experiment()))])

@@ -272,6 +272,7 @@ def test_check_refuses_what_leaves_nothing_to_measure(spec_file):
     assert "measure: nothing is left: requests arrive for" in done.stderr
 
 
+@pytest.mark.slow
 def test_runs_that_fail_for_one_reason_say_it_once(spec_file):
     Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,x\n")
     done = schedlab(

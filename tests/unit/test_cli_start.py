@@ -119,6 +119,7 @@ def test_h_is_help_everywhere(command):
     assert schedlab(*command, "-h").stdout == schedlab(*command, "--help").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -44,6 +44,7 @@ def test_names_offered_are_those_that_begin_so(names, incomplete, first):
     assert set(found) < set(names(""))
 
 
+@pytest.mark.slow
 def test_keys_are_offered_until_one_is_left_and_then_its_values():
     assert offered("policy=sara") == ["policy=sarathi"]
     assert offered("policy.predictor=orac") == ["policy.predictor=oracle"]

@@ -19,6 +19,7 @@ UNTITLED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_hand.FIGURES)
 def test_figure_of_results_by_hand_is_the_kept_one_and_has_its_title(name):
     figure = by_hand.FIGURES[name]()

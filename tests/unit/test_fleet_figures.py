@@ -155,6 +155,7 @@ def test_engines_have_names_up_to_a_number_of_them(monkeypatch, result, most, is
     assert (told == names) is is_named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num", "is_named"), [(64, True), (65, False)])
 def test_shares_of_engines_name_each_of_64_and_show_the_first_on_top(monkeypatch, num, is_named):
     engines = tuple(SimpleNamespace(pool=f"kind {i % 2}") for i in range(num))

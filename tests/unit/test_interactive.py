@@ -59,6 +59,7 @@ def test_plotly_figure_in_a_notebook_has_a_picture_for_where_no_script_runs(swep
     assert len(found.data) > 0
 
 
+@pytest.mark.slow
 def test_curves_keep_points_names_and_scale_and_text_is_no_markup(swept):
     found = traces_and_layout(swept.plot.latency_against_rate(("ttft", "e2el")))
     named = [trace for trace in found["data"] if trace["showlegend"]]
@@ -96,6 +97,7 @@ def test_heat_map_has_its_cells_as_text_and_null_where_nothing_was_measured(swep
     assert len(found["layout"]["annotations"]) == 1 + 4  # the note, and a text a cell
 
 
+@pytest.mark.slow
 def test_figure_in_a_notebook_is_interactive_where_plotly_is_installed(
     swept, notebook, monkeypatch
 ):

@@ -474,6 +474,7 @@ def test_llmservingsim_tables_teach_the_form_of_every_kernel_it_times(tmp_path):
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_vidur_tables_hold_a_layer_of_each_model():
     found = list(vidur_tables(data_folder() / "profiles" / "vidur"))
     assert {(name, t.gpu) for name, t in found} == {

@@ -585,6 +585,7 @@ def test_level_steps_are_kept_with_their_run(monkeypatch, tmp_path, profile):
     assert kept.find(alone, 0) is None
 
 
+@pytest.mark.slow
 def test_two_level_runs_go_before_a_measured_run_and_one_after_it(monkeypatch, profile):
     order = []
 

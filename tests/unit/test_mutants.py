@@ -66,6 +66,7 @@ def test_bug_is_planted_in_functions_that_are_there_and_changes_what_they_give()
     assert jain_index([3.0, 1.0]) == 0.8
 
 
+@pytest.mark.slow
 def test_bug_in_a_kernel_is_in_what_is_read_of_its_source():
     pytest.importorskip("triton")
     from schedlab.gpu_backend.kernels.activation import silu_and_mul_kernel
@@ -144,6 +145,7 @@ def test_unit_tests_that_import_a_module_come_before_those_that_have_its_name_al
     )
 
 
+@pytest.mark.slow
 def test_package_is_asked_for_and_planted_in_by_its_own_name():
     path = "traces/readers/__init__.py"
     assert module_of(path) == "schedlab.traces.readers"
@@ -183,6 +185,7 @@ def drive(steps, *during):
         steps.send(None)
 
 
+@pytest.mark.slow
 def test_survey_counts_what_a_shared_fixture_runs_for_each_test_that_uses_it(monkeypatch):
     monkeypatch.setattr(builtins, "_reached", None, raising=False)
     seen = Survey([])

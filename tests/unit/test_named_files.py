@@ -51,6 +51,7 @@ def test_results_name_no_folder_above_the_working_directory(project, monkeypatch
     assert [path for path in files if b"alice" in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_result_moved_elsewhere_is_the_same_experiment_where_its_files_are(
     project, tmp_path, monkeypatch
 ):

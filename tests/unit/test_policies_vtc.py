@@ -154,6 +154,7 @@ def test_vtc_with_decodes_to_wait_looks_at_the_queue_at_once_where_nobody_runs()
     assert got == [{0: 4}, {0: 1}, {1: 4}, {1: 1}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vtc", "past_future"])
 @pytest.mark.parametrize("max_waiting_tokens", [1, 3, 10, 35])
 @pytest.mark.parametrize("more", [{}, {"arrivals_between_steps": True}, {"num_blocks": 40}])

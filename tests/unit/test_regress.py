@@ -565,6 +565,7 @@ def test_change_of_a_figure_has_the_sign_of_its_move(before, now, change):
     assert regress.Move("mean_slack_ms", before, now, allowed=0.0, better=True).change == change
 
 
+@pytest.mark.slow
 def test_update_without_a_folder_begins_with_the_matrix_of_schedlab(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []

@@ -641,6 +641,7 @@ ONE_A_SECOND = {"num_requests": 60, "request_rate": 1.0}
 LIMITED = {"find": "max workload.request_rate between 1 and 40 subject to p99_ttft_ms <= 1000"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grows", "lengths", "said"),
     [

@@ -129,6 +129,7 @@ def test_experiment_is_found_by_its_earlier_name():
     assert experiment_file("azure-conv") == shipped_experiments()["azure-replay"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_there", [False, True])
 def test_starter_for_which_the_disk_has_no_room_is_not_there_by_halves(
     tmp_path, full_disk, is_there
@@ -146,6 +147,7 @@ def test_starter_for_which_the_disk_has_no_room_is_not_there_by_halves(
     assert folder.exists() == is_there
 
 
+@pytest.mark.slow
 def test_starter_overwrites_nothing_that_is_there(tmp_path):
     for name in ("spec.yaml", "longest_first.py"):
         folder = tmp_path / name

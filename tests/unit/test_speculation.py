@@ -479,6 +479,7 @@ def test_recorded_drafts_tell_at_each_place_what_was_left_of_them(drafts, places
         assert [recorded.verify(place, most) for place in range(len(places))] == cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "spread"), [(0.7, 0.1), (0.5, 0.2), (0.9, 0.05), (0.3, 0.0)])
 def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, spread):
     drawn, tokens = DrawnAcceptance([rate], spread, seed=3), 512

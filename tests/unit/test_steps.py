@@ -223,6 +223,7 @@ def test_stints_in_any_order_are_put_in_order_of_time_with_the_tokens_of_each(ha
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["by arrival", "stages"])
 @pytest.mark.parametrize("batch_rows", [1, 3, 1_000])
 def test_token_times_on_disk_read_in_batches_are_those_of_each_request(

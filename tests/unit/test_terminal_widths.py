@@ -193,6 +193,7 @@ def test_table_of_every_command_shows_each_cell_whole(width, printed):
             assert all(number in squeezed for number in numbers), (name, width, shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("command", ["policies", "models", "gpus"])
 def test_what_a_terminal_is_told_is_no_wider_than_it(command, width, monkeypatch):

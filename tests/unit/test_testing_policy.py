@@ -257,6 +257,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.slow
 def test_what_a_policy_writes_under_one_law_does_not_hide_it_from_the_next():
     with pytest.raises(LawBroken, match=r"request\.prompt_tokens of request 0") as caught:
         check_policy(Shortening)
@@ -413,6 +414,7 @@ def test_command_for_a_policy_that_lies_says_which_laws_are_broken_and_exits_wit
     assert "case = Case(" in done.output
 
 
+@pytest.mark.slow
 def test_command_for_a_policy_that_raises_says_once_where_and_what_else_breaks():
     laws = ("--law", "never_idles", "--law", "serves_everyone")
     done = check(f"{HERE}:Raising", *laws, "--cases", "1")

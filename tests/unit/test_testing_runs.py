@@ -238,6 +238,7 @@ def moved(world, *moves):
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [WORLD, drafting()], ids=["plain", "drafting"])
 def test_run_written_by_hand_is_lawful_and_any_number_off_by_little_breaks_the_law_of_it(world):
     assert agrees(world) is None

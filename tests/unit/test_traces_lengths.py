@@ -138,6 +138,7 @@ def test_preset_names_its_source_in_the_report(name):
     assert set(PRESETS[name].notes) <= set(report.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file"),
     [

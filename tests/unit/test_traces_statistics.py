@@ -107,6 +107,7 @@ def test_describe_public_trace_reproduces_its_arrival_figures(name):
         assert_prints_as(value, printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize(
     ("column", "table"), [("prompt_tokens", PROMPTS), ("output_tokens", OUTPUTS)]

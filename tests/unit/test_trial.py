@@ -396,6 +396,7 @@ class AgesUnsaid(ContinuousBatching):
         return -(now_ns - state.request.arrival_ns) / state.request.prompt_tokens
 
 
+@pytest.mark.slow
 def test_key_that_moves_unsaid_is_found_where_nobody_waits():
     asked = {"workload": {"trace": "azure-conv", "num_requests": 30, "request_rate": 0.05}}
     with pytest.raises(PolicyLied, match=r"sent 1000 times as fast.* set static_keys to False"):

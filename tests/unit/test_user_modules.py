@@ -66,6 +66,7 @@ def both(tmp_path):
     return up, down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edits", ["policy", "helper"])
 def test_edited_module_runs_as_it_is_now_and_is_kept_under_its_own_hash(tmp_path, both, edits):
     up, down = both
@@ -78,6 +79,7 @@ def test_edited_module_runs_as_it_is_now_and_is_kept_under_its_own_hash(tmp_path
     assert ttft(sl.sweep(spec, folder="kept")) == up
 
 
+@pytest.mark.slow
 def test_modules_of_one_name_beside_two_experiments_are_each_their_own(tmp_path, both):
     a, b = sl.spec(write(tmp_path / "a")), sl.spec(write(tmp_path / "b", "-"))
     assert [ttft(sl.run(one)) for one in (a, b, a)] == [both[0], both[1], both[0]]
@@ -117,6 +119,7 @@ def test_module_beside_the_experiment_goes_before_the_users_others_and_not_befor
         assert not hasattr(import_own(name), "N")
 
 
+@pytest.mark.slow
 def test_class_of_a_module_that_was_edited_since_is_refused(tmp_path, monkeypatch, both):
     monkeypatch.syspath_prepend(str(tmp_path / "a"))
     spec = write(tmp_path / "a")
@@ -144,6 +147,7 @@ def autoreload(monkeypatch):
     monkeypatch.setitem(sys.modules, user_modules._AUTORELOAD, object())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edits", ["policy", "helper"])
 def test_class_of_an_edited_module_is_the_newest_of_its_name_with_autoreload(
     edits, tmp_path, monkeypatch, both, autoreload
@@ -323,6 +327,7 @@ def test_experiment_finds_its_modules_where_it_was_loaded_and_after_a_copy(tmp_p
     assert spec.model_copy(update={"seed": 3}).modules == spec.modules
 
 
+@pytest.mark.slow
 def test_module_edited_in_a_fresh_process_gives_what_was_kept(tmp_path):
     spec = write(tmp_path / "a")
     sl.spec(spec)
