@@ -75,7 +75,11 @@ class Policy(Knobs):
     finished, and prompts have been completed since.
     """
     on_finish: Callable[[RequestState, int], None] | None = None
-    """Called with a request whose answer is complete, and the time in ns."""
+    """Called with a request whose answer is complete, and the time in ns.
+
+    Where batches of a pipeline are planned ahead it is called before that time, when the first plan
+    is made that does not count on the request any more.
+    """
     on_reject: Callable[[RequestState, int], None] | None = None
     """Called with a request that a plan rejected, and the time in ns."""
 

@@ -150,7 +150,9 @@ class EngineConfig:
     async_scheduling : bool
         Plan each step while the one before it runs: it knows neither the requests that arrive
         meanwhile nor the seats and blocks of those that finish in it, nor how many drafts are right
-        that it verifies: it plans as if all were.
+        that it verifies: it plans as if all were. In a pipeline, plan a batch while the one before
+        it of the same requests is in flight, as vLLM does from 0.32 on; needs
+        `arrivals_between_steps`.
     overrun_at_stop : bool
         Nor whose answer ends in it before its limit: of those a token too many is computed.
     arrivals_between_steps : bool
@@ -168,7 +170,8 @@ class EngineConfig:
         to drafts made with a cache of their own.
     pipeline_parallel_size : int
         Stages of the pipeline, and batches in flight at a time: one planned while others are under
-        way knows nothing of the requests in those. 1 = no pipeline.
+        way knows nothing of the requests in those. With `async_scheduling` one batch more.
+        1 = no pipeline.
     chunked_pipeline_parallelism : bool
         Let the next chunk of a prompt follow while those before it are in the pipeline, as vLLM and
         SGLang do; off = once they are back, as in Sarathi-Serve.
@@ -279,11 +282,16 @@ class EngineConfig:
 
     def _check_pipeline(self) -> None:
         """Refuse what is not simulated with several batches in flight."""
-        for name in ("async_scheduling", "check_horizon"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{name} is not simulated with pipeline_parallel_size > 1; set {name}: false"
-                )
+        if self.check_horizon:
+            raise ValueError(
+                "check_horizon is not simulated with pipeline_parallel_size > 1; set "
+                "check_horizon: false"
+            )
+        if self.async_scheduling and not self.arrivals_between_steps:
+            raise ValueError(
+                "async_scheduling with pipeline_parallel_size > 1 is simulated as vLLM has it, "
+                "which takes requests in when a batch is back; set arrivals_between_steps: true"
+            )
         if self.kv_tiers:
             raise ValueError("kv_offload is not simulated with pipeline_parallel_size > 1")
         if self.num_speculative_tokens:
@@ -324,6 +332,18 @@ class EngineConfig:
     def drafts_ahead(self) -> bool:
         """Whether verifications are planned while the ones before them run."""
         return self.async_scheduling and self.num_speculative_tokens > 0
+
+    @property
+    def pipelines_ahead(self) -> bool:
+        """Whether batches of a pipeline are planned while the tokens to compute are under way."""
+        return self.async_scheduling and self.pipeline_parallel_size > 1
+
+    @property
+    def most_batches(self) -> int:
+        """Most batches in flight: one a stage, and one that is planned ahead."""
+        if self.pipeline_parallel_size == 1:
+            return 1
+        return self.pipeline_parallel_size + self.async_scheduling
 
     @property
     def most_resident(self) -> int:

@@ -176,6 +176,18 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
                 "must be 1 with cluster.link.by_layer in a pool of role prefill: when each layer "
                 "is computed is not simulated of stages",
             )
+        failures = spec.cluster.failures
+        if (
+            has_stages
+            and pool.spec.engine.async_scheduling
+            and failures is not None
+            and (failures.engines or failures.mtbf_s is not None)
+        ):
+            fail_in_pool(
+                ("engine", "async_scheduling"),
+                "must be false with pipeline_parallel_size > 1 and engines that die "
+                "(cluster.failures): what is lost of a batch that is planned on is not simulated",
+            )
         if path:
             _check_engine(pool.spec, fail_in_pool)
     for key in ("router", "decode_router"):

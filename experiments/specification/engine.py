@@ -156,7 +156,8 @@ class EngineSpec(Section):
     )
     async_scheduling: bool = _limit(
         "async_scheduling",
-        "Plan each step while the one before it runs, without knowing its end.",
+        "Plan each step while the one before it runs, without knowing its end; in a pipeline, each "
+        "batch while the one before it of the same requests is in flight.",
     )
     overrun_at_stop: bool = _limit(
         "overrun_at_stop",

@@ -194,6 +194,8 @@ def check(
         require((early <= late).all(), f"{before} > {after}")
     require((steps["end_ns"] > steps["start_ns"]).all(), "every step takes time")
     depth = config.pipeline_parallel_size
+    if depth > 1 and config.async_scheduling:  # one is planned ahead
+        depth += 1
     require(
         (steps["start_ns"][depth:] >= steps["end_ns"][:-depth]).all(),
         "no more steps overlap than batches may be in flight",

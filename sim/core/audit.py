@@ -37,6 +37,7 @@ def check_conservation(engine: Engine) -> None:
     known = requests.num_waiting + len(requests.running) + len(requests.unanswered)
     known += len(requests.fetching) + len(requests.loading) + len(computing)
     known -= len(requests.overrun)  # answered, though they run
+    known += len(requests.ended)  # not answered, though they have left
     assert known == requests.num_in_flight, f"{requests.num_in_flight} in flight, {known} are"
     assert requests.num_seated == len(seated) <= engine.config.most_resident, "seats are off"
     block_size = engine.config.block_size

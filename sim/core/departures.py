@@ -157,10 +157,24 @@ class Departures(Population):
                     self.release(state)
             if how == "hold_answer":
                 self.unanswered.append(state)
+            elif self.config.pipelines_ahead:
+                self._tell_end(state, end_ns)
+                self.ended.append(state)
             else:
                 self._answer(state, end_ns)
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
+
+    def answer_ended(self, end_ns: int) -> None:
+        """Answer those whose last token was under way when what follows was planned.
+
+        Policies know of it since then, like all that they plan with.
+        """
+        for state in self.ended:
+            self._write_answer(state, end_ns)
+            if self.on_gone is not None:
+                self.on_gone(state, end_ns)
+        self.ended.clear()
 
     def _drop_token(self, state: RequestState) -> None:
         """Take a request out, and the token back that came out last: the only one since it came."""
@@ -188,18 +202,26 @@ class Departures(Population):
         state.track = one_ahead(self.config, state, most_drafts(self.config, state, place))
 
     def _answer(self, state: RequestState, now_ns: int) -> None:
+        self._write_answer(state, now_ns)
+        self._tell_end(state, now_ns)
+        if self.on_gone is not None:
+            self.on_gone(state, now_ns)
+
+    def _write_answer(self, state: RequestState, now_ns: int) -> None:
+        """Write a request down that is answered, and count it."""
         request = state.request
         output_tokens = self.executor.output_tokens(request)
         status = TRUNCATED if output_tokens > request.max_tokens else FINISHED
         self.log.add_request(state, output_tokens, now_ns, status)
         self.executor.remove(state)
         self.num_finished += 1
+
+    def _tell_end(self, state: RequestState, now_ns: int) -> None:
+        """Let its session and the policy know that a request has ended."""
         if state.session is not None:
             self.sessions.answered(state, now_ns)
         if self._on_finish is not None and state.id not in self.overrun:
             self._on_finish(state, now_ns)
-        if self.on_gone is not None:
-            self.on_gone(state, now_ns)
 
     def _turn_away(self, state: RequestState, output_tokens: int, reason: str, now_ns: int) -> None:
         state.status = Status.REJECTED

@@ -98,6 +98,7 @@ class Engine:
             self._drafting = Drafting(self.requests, draft_length, estimate_ns)
         self._promise = PromiseCheck(self) if config.check_horizon else None
         self._segment: Segment | None = None
+        self._ready_ns = -1  # `Work.ready_ns`
         self._preemptions_without_token = 0
         self._waits = 0, 0
         if policy.on_start is not None:
@@ -310,7 +311,8 @@ class Engine:
             if not requests.is_plain and (requests.kept or requests.tiers is not None):
                 horizon_ns = min(horizon_ns, requests.next_seen_ns)
         shape = batch_shape(requests, plan, num_decodes)
-        steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
+        work = Work(now_ns, plan, shape, batch, self._ready_ns)
+        steps = self.executor.execute(work, max_steps, horizon_ns)
         if wait_ns:
             steps.durations_ns = [steps.durations_ns[0] + wait_ns]
         elif requests.tiers is not None:
@@ -409,13 +411,17 @@ class Engine:
         if requests.tiers is not None and requests.tiers.follows_connector:
             requests.store_step(plan.chunks)
         if finished:
-            requests.finish(finished, plan.finished, end_ns)
+            self._finish(finished, plan, end_ns)
         if not requests.is_plain and requests.untold:
             requests.tell_overrun(end_ns)
         if self._on_tokens is not None:
             self._on_tokens(plan, num_steps, end_ns)
         if self.observer is not None:
             self.observer(self)
+
+    def _finish(self, finished: list[RequestState], plan: BatchPlan, end_ns: int) -> None:
+        """Let requests finish whose last token came out."""
+        self.requests.finish(finished, plan.finished, end_ns)
 
     def _advance_prefills(
         self,

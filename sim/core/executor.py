@@ -36,17 +36,26 @@ class Work:
         What the first step costs by.
     decodes : DecodeBatch
         Exactly the requests that decode, if ``shape.num_decodes`` is not zero.
+    ready_ns : int
+        When the tokens are known that it computes, if it is planned before; -1 where a step is
+        planned with all of them known.
     """
 
-    __slots__ = ("decodes", "now_ns", "plan", "shape")
+    __slots__ = ("decodes", "now_ns", "plan", "ready_ns", "shape")
 
     def __init__(
-        self, now_ns: int, plan: BatchPlan, shape: BatchShape, decodes: DecodeBatch
+        self,
+        now_ns: int,
+        plan: BatchPlan,
+        shape: BatchShape,
+        decodes: DecodeBatch,
+        ready_ns: int = -1,
     ) -> None:
         self.now_ns = now_ns
         self.plan = plan
         self.shape = shape
         self.decodes = decodes
+        self.ready_ns = ready_ns
 
 
 @mypyc_attr(free_list_len=1, acyclic=True)

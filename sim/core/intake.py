@@ -29,7 +29,8 @@ class Intake:
 
     def __init__(self, config: EngineConfig) -> None:
         self.holds_back = config.async_scheduling or config.arrivals_between_steps
-        self._plans_ahead = config.async_scheduling
+        # A batch of a pipeline is planned when it is asked for, not when it begins.
+        self._plans_ahead = config.async_scheduling and not config.pipelines_ahead
         self._between_steps = config.arrivals_between_steps
         self._launch_ns = config.first_launch_ns
         self.requests: list[RequestState] = []

@@ -28,12 +28,17 @@ class PipelineExecutor(SimExecutor):
     Stages and links are stations in a row: each serves one batch at a time, in the order in which
     they come, and those that find it busy wait before it, in a queue that holds them all. So a
     batch leaves a station at ``max(when it came, when the one before it left) + its time there``,
-    and nobody overtakes. Scheduling overhead is spent at the first stage.
+    and nobody overtakes. Scheduling overhead is spent at the first stage, unless batches are
+    planned ahead (`Work.ready_ns`): then the host spends it beside the stages, on one batch after
+    the other, and a batch comes to the first stage when it is scheduled and the tokens are known
+    that it computes, as with vLLM's V2 model runner, whose first stage waits on the GPU for what
+    the last one sampled (vllm/v1/worker/gpu/pp_utils.py of 0.32, `get_prev_sampled_outputs`).
     """
 
     def __init__(self, pricing: Pricing) -> None:
         super().__init__(pricing)
         self._free_ns = [0] * (2 * pricing.cost_model.num_stages - 1)
+        self._host_free_ns = 0
 
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Note when the first of them finishes, by the clock of those that they decode with."""
@@ -49,14 +54,22 @@ class PipelineExecutor(SimExecutor):
         overhead_ns = self.pricing.overhead_ns(shape)
         priced = shape.with_single_tokens_decoded() if self.decodes_single_tokens else shape
         stations_ns = self.pricing.stations_ns(priced)
-        stations_ns[0] += overhead_ns
+        at_ns = work.now_ns
+        if work.ready_ns < 0:
+            stations_ns[0] += overhead_ns
+        else:
+            if self._host_free_ns > at_ns:
+                at_ns = self._host_free_ns
+            at_ns = self._host_free_ns = at_ns + int(overhead_ns * self.slowness + 0.5)
+            if work.ready_ns > at_ns:
+                at_ns = work.ready_ns
         if self.slowness != 1.0:  # of its devices, not of what joins them
             slow_ns = [max(1, int(ns * self.slowness + 0.5)) for ns in stations_ns[::2]]
             stations_ns[::2] = slow_ns
         stations_ns[0] += self._first_step_ns
         self._first_step_ns = 0
         self._carried_out(priced, 1)
-        free_ns, at_ns = self._free_ns, work.now_ns
+        free_ns = self._free_ns
         for i, took_ns in enumerate(stations_ns):
             if free_ns[i] > at_ns:
                 at_ns = free_ns[i]

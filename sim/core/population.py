@@ -58,6 +58,9 @@ class Population:
         `running` and `paused` as well (`overrun_at_stop`; drafts that are planned ahead).
     untold : list of RequestState
         Those that left since, of which the policy hears when the step that was so planned ends.
+    ended : list of RequestState
+        Requests with a whole answer in a batch of a pipeline that is in flight still, though what
+        follows it is planned: they are answered when it is back.
     fetching : dict of int to RequestState
         Requests with seat and memory whose KV is on its way from another engine, or has come since
         the last plan: then they are in `arrived` as well.
@@ -137,6 +140,7 @@ class Population:
         self.leaving: list[RequestState] = []
         self.overrun: dict[int, RequestState] = {}
         self.untold: list[RequestState] = []
+        self.ended: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
         self.arrived: list[RequestState] = []
         self.loading: dict[int, RequestState] = {}
@@ -245,6 +249,8 @@ class Population:
         """
         if not self.config.async_scheduling:
             return 0
+        if self.config.pipelines_ahead:
+            return self.in_pipeline.unnamed_tokens(state, granted_tokens)
         if state._entry_ns == now_ns:  # its newest token came out of a prefill of the last step
             return min(granted_tokens, 1)
         batch = self.decodes

@@ -165,8 +165,8 @@ class EngineView:
     def in_pipeline(self) -> Collection[RequestState]:
         """Requests with a seat whose batch is in the pipeline; none of `running`.
 
-        They can be granted no tokens before it is back. A plan may preempt them: then what comes
-        out of that batch is thrown away.
+        They can be granted no tokens before it is back, or planned on ahead. A plan may preempt
+        them: then their memory is lost, and the token that comes out of that batch is not.
         """
         return self._requests.in_pipeline
 

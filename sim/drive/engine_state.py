@@ -96,6 +96,8 @@ class LiveState:
         self.segment = segment
         self.num_waiting = requests.num_waiting + len(self._queued)
         self.num_running = requests.num_running
+        if not requests.is_plain:  # nobody outside knows yet that they have ended
+            self.num_running += len(requests.ended)
         self._backlog_tokens = self._used_until_ns = -1
         self._first_waiting_blocks = self._waiting_blocks = self._num_urgent = -1
         board = self._board

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab.sim.files import replacing
-from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.record.columns import REJECTED, whole_numbers
 from schedlab.sim.record.steps import num_stages_by_engine, stage_columns
 
 if TYPE_CHECKING:
+    from schedlab.sim.record.columns import Columns
     from schedlab.sim.result import RunResult
 
 Event = dict[str, Any]
@@ -75,27 +76,41 @@ def _events(result: RunResult, max_requests: int, max_steps: int) -> Iterator[Ev
     for engine in range(result.num_engines):
         yield _of(engine, _named("thread_name", 0, "steps"))
     num_stages = num_stages_by_engine(result.log.steps())
+    num_threads = _most_in_flight(result.log.steps(), num_stages)
     for engine in sorted(num_stages):
-        for row in range(1, num_stages[engine]):
+        for row in range(1, num_threads[engine]):
             name = f"steps ({row} more in flight)"
             yield _of(engine, _named("thread_name", _MORE_STEPS + row, name))
-    yield from _steps(result, num_stages, max_steps)
+    yield from _steps(result, num_stages, num_threads, max_steps)
     yield from _requests(result, max_requests)
 
 
-def _steps(result: RunResult, num_stages: dict[int, int], max_steps: int) -> Iterator[Event]:
+def _most_in_flight(steps: Columns, num_stages: dict[int, int]) -> dict[int, int]:
+    """Count the threads for batches in flight by engine: one a stage, one more if planned ahead."""
+    most = dict(num_stages)
+    for engine, size in num_stages.items():
+        start_ns, end_ns = (whole_numbers(steps, name) for name in ("start_ns", "end_ns"))
+        if "engine" in steps:
+            here = steps["engine"] == engine
+            start_ns, end_ns = start_ns[here], end_ns[here]
+        if (start_ns[size:] < end_ns[:-size]).any():
+            most[engine] += 1
+    return most
+
+
+def _steps(
+    result: RunResult, num_stages: dict[int, int], num_threads: dict[int, int], max_steps: int
+) -> Iterator[Event]:
     steps = {name: data[:max_steps].tolist() for name, data in result.log.steps().items()}
     engines = steps.get("engine", [0] * len(steps["start_ns"]))
     num_begun = [0] * result.num_engines
     for i, start in enumerate(steps["start_ns"]):
-        # As many batches may be in flight as there are stages: one thread for each.
-        in_flight = num_stages.get(engines[i], 1)
-        row = num_begun[engines[i]] % in_flight
+        row = num_begun[engines[i]] % num_threads.get(engines[i], 1)
         num_begun[engines[i]] += 1
         capacity_tokens = result.kv_capacity_tokens
         if result.engines:
             capacity_tokens = result.engines[engines[i]].kv_capacity_tokens
-        for event in _step(capacity_tokens, steps, i, start, row, in_flight):
+        for event in _step(capacity_tokens, steps, i, start, row, num_stages.get(engines[i], 1)):
             yield _of(engines[i], event)
 
 

@@ -60,6 +60,10 @@ PIPELINES = {
         _STAGES, chunked_pipeline_parallelism=True, arrivals_between_steps=True,
         preempt_in_order=True, scheduler_reserve_full_isl=True,
     ),
+    "pipeline planned ahead": replace(
+        _STAGES, chunked_pipeline_parallelism=True, arrivals_between_steps=True,
+        preempt_in_order=True, async_scheduling=True, overrun_at_stop=True,
+    ),
 }  # fmt: skip
 REQUEST_COLUMNS = (
     "id", "status", "queued_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns",

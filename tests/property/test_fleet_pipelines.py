@@ -30,19 +30,23 @@ def fleets_of_pipelines(draw):
     """Draw a fleet, all that happens to it, and how many stages the engines of each role have."""
     one = draw(fleet_combinations())
     shares = st.lists(st.sampled_from((1, 5, 10, 25)), min_size=1, max_size=3)
+    between_steps = draw(st.booleans())
+    stays = {*one.roles} == {"mixed"} and one.moves_every_ns is None
+    ahead = between_steps and stays and draw(st.booleans())
+    failures = (Failures(),) if ahead else (one.failures, Failures())
     return replace(
         one,
         policy=draw(st.sampled_from(ABLE)),
         config=replace(
-            one.config, async_scheduling=False, overrun_at_stop=False,
-            arrivals_between_steps=draw(st.booleans()),
+            one.config, async_scheduling=ahead, overrun_at_stop=False,
+            arrivals_between_steps=between_steps,
             chunked_pipeline_parallelism=draw(st.booleans()),
             num_speculative_tokens=0, num_lookahead_tokens=0, kv_tiers=(), load_takes_seat=True,
             offloading_connector=False,
         ),
         rates=(),
         drafting=None,
-        failures=draw(st.sampled_from((one.failures, Failures()))),
+        failures=draw(st.sampled_from(failures)),
         shares=tuple(tuple(draw(shares)) for _ in one.roles),
     )  # fmt: skip
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.pipeline_executor import PipelineExecutor
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from tests import laws
 from tests.policy_cases import CASES, MAY_WAIT, make
 from tests.staged_cost import StagedCost
@@ -22,11 +24,15 @@ def pipelines(draw):
     shares = draw(st.lists(st.sampled_from([1, 5, 10, 25]), min_size=2, max_size=4))
     cost = StagedCost(tuple(shares), draw(st.sampled_from([0, 70, 3_000])), draw(st.integers(0, 9)))
     caches = config.kv_allocator == "paged" and draw(st.booleans())
+    between_steps = draw(st.booleans())
+    ahead = between_steps and draw(st.booleans())
     return cost, replace(
         config,
         pipeline_parallel_size=len(shares),
         chunked_pipeline_parallelism=draw(st.booleans()),
-        arrivals_between_steps=draw(st.booleans()),
+        arrivals_between_steps=between_steps,
+        async_scheduling=ahead,
+        overrun_at_stop=ahead and config.kv_allocator == "paged" and draw(st.booleans()),
         enable_prefix_caching=caches,
         preempt_in_order=draw(st.booleans()),
         serve_behind_preempted=draw(st.booleans()),
@@ -68,7 +74,8 @@ def test_no_request_is_in_two_batches_at_once(workload, drawn):
     def in_one_batch(engine):
         known = engine.requests.in_pipeline
         batches = [[*batch.running] for batch in known.batches]
-        assert len(batches) == len(engine._in_flight) < config.pipeline_parallel_size
+        assert known.settling is None, "the oldest batch is back"
+        assert len(batches) == len(engine._in_flight) < config.most_batches
         members = [number for batch in batches for number in batch]
         assert sorted(members) == sorted(state.id for state in known)
         assert (
@@ -84,6 +91,8 @@ def test_no_request_is_in_two_batches_at_once(workload, drawn):
 @given(workload=workloads(), drawn=pipelines())
 def test_stations_serve_one_batch_at_a_time_in_order(workload, drawn):
     cost, config = drawn
+    # Planned ahead, a batch may wait for tokens before the first station.
+    config = replace(config, async_scheduling=False, overrun_at_stop=False)
     made = []
 
     def watched(pricing):
@@ -99,3 +108,33 @@ def test_stations_serve_one_batch_at_a_time_in_order(workload, drawn):
         for (start_ns, end_ns, _), came_ns in zip(served, before_ns, strict=True):
             assert start_ns == max(came_ns, last_ns), "a station waits for nothing else"
             last_ns = end_ns
+
+
+@settings(max_examples=share(0.5))
+@given(
+    shares=st.lists(st.sampled_from([1, 5, 10, 25]), min_size=2, max_size=4),
+    groups=st.integers(1, 4),
+    rows=st.integers(1, 3),
+    tokens=st.integers(1, 12),
+    link_ns=st.sampled_from([0, 70, 3_000]),
+    overhead_ns=st.sampled_from([0, 40, 900, 20_000]),
+)
+def test_same_batches_planned_ahead_are_never_back_later(
+    shares, groups, rows, tokens, link_ns, overhead_ns
+):
+    # As many batches as stages at most, of equal requests: they go round and round either way.
+    size = min(groups, len(shares)) * rows
+    later = EngineConfig(
+        num_blocks=9_000, max_model_len=99, max_num_seqs=rows, max_num_resident=size,
+        max_num_batched_tokens=5 * rows, pipeline_parallel_size=len(shares),
+        arrivals_between_steps=True,
+    )  # fmt: skip
+    work = [laws.arrival(i, 0, 5, tokens) for i in range(size)]
+    cost, overhead = StagedCost(tuple(shares), link_ns), SchedulingOverhead(overhead_ns / 1e9)
+    log, ahead = (
+        laws.run(make("fcfs"), work, config, cost, overhead)
+        for config in (later, replace(later, async_scheduling=True))
+    )
+    for name in ("num_decodes", "num_prefills", "prefill_tokens"):
+        assert ahead.steps()[name].tolist() == log.steps()[name].tolist()
+    assert (ahead.steps()["end_ns"] <= log.steps()["end_ns"]).all()

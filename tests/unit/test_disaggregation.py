@@ -727,7 +727,9 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
     decodes = SimpleNamespace(blocks_per_step=lambda steps: [1] * steps)
     engine = SimpleNamespace(
         config=SimpleNamespace(num_blocks=10, block_size=4),
-        requests=SimpleNamespace(kv=kv, decodes=decodes, num_waiting=0, num_running=0),
+        requests=SimpleNamespace(
+            kv=kv, decodes=decodes, is_plain=True, num_waiting=0, num_running=0
+        ),
     )
     segment = SimpleNamespace(
         shape=SimpleNamespace(num_decodes=2), start_ns=100, first_step_blocks=1,

@@ -1,5 +1,5 @@
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from random import Random
 
@@ -27,7 +27,8 @@ from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.pipelined_server import PipelinedServer
-from schedlab.sim.errors import SpecError, Stalled
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import SchedlabError, SpecError, Stalled
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.link import LINKS
@@ -344,6 +345,140 @@ def test_straggler_has_slow_stages_and_links_as_fast_as_ever():
     assert log.steps()["stage_1_ns"].tolist() == [750, 750]
 
 
+# -- batches planned ahead -----------------------------------------------------------------------
+
+AHEAD = EngineConfig(
+    num_blocks=99, max_model_len=99, block_size=1, pipeline_parallel_size=2, async_scheduling=True,
+    arrivals_between_steps=True, chunked_pipeline_parallelism=True,
+)  # fmt: skip
+
+
+def constant(*shares):
+    """Return stages that take so many tenths of 1,000 ns, whatever the batch."""
+    return StagedCost(shares, base_ns=1000, token_ns=0, context_ns=0)
+
+
+def test_batches_planned_ahead_are_those_worked_out_by_hand():
+    # Two stages of 1,000 ns, and places for three batches. At 0: plan 1 has the prompts of 0 and 1,
+    # plan 2 nobody, plan 3 their decodes, which begin when batch 1 is back. At 2,000: plan 4 has
+    # the prompt of 2, which comes behind batch 3 in each stage; plan 5 the last tokens of 0 and 1,
+    # from 4,000 on. At 4,000: plan 6 has the last token of 2, which waits for batch 4, back at
+    # 5,000.
+    work = [arrival(0, 0, 5, 3), arrival(1, 0, 5, 3), arrival(2, 500, 5, 2)]
+    log = laws.run(registry.make("fcfs"), work, AHEAD, constant(10, 10))
+    laws.check(log, work, AHEAD)
+    steps = log.steps()
+    assert steps["num_decodes"].tolist() == [0, 2, 0, 2, 1]
+    assert steps["start_ns"].tolist() == [0, 0, 2_000, 2_000, 4_000]
+    assert steps["end_ns"].tolist() == [2_000, 4_000, 5_000, 6_000, 7_000]
+    assert [log.token_times(i).tolist() for i in range(3)] == [
+        [2_000, 4_000, 6_000], [2_000, 4_000, 6_000], [5_000, 7_000],
+    ]  # fmt: skip
+    assert log.requests()["last_token_ns"].tolist() == [6_000, 6_000, 7_000]
+
+
+def test_seat_of_who_ends_is_free_for_the_plan_after_the_one_made_ahead():
+    # Request 0 ends in batch 1, back at 2,000. Plan 3, at 0, still counts its seat; plan 4, at
+    # 2,000, does not.
+    work = [arrival(0, 0, 5, 1), arrival(1, 0, 5, 1)]
+    limits = replace(AHEAD, max_num_seqs=1, max_num_resident=1)
+    log = laws.run(registry.make("fcfs"), work, limits, constant(10, 10))
+    laws.check(log, work, limits)
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 2_000]
+    # With a seat more it goes along in plan 2.
+    limits = replace(limits, max_num_resident=2)
+    log = laws.run(registry.make("fcfs"), work, limits, constant(10, 10))
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("overruns", [False, True])
+def test_token_too_many_is_computed_of_an_answer_that_ends_before_its_limit(overruns):
+    work = [arrival(0, 0, 5, 2, max_tokens=9)]
+    limits = replace(AHEAD, overrun_at_stop=overruns)
+    log = laws.run(registry.make("fcfs"), work, limits, constant(10, 10))
+    laws.check(log, work, limits)
+    steps = log.steps()
+    # The prompt, the second token, and one that nobody asked for, in the plan made before.
+    assert steps["padding_tokens"].tolist() == [0, 0, 1][: 2 + overruns]
+    assert steps["end_ns"].tolist() == [2_000, 4_000, 6_000][: 2 + overruns]
+    assert log.token_times(0).tolist() == [2_000, 4_000]
+
+
+def test_overhead_of_batches_planned_ahead_is_spent_while_the_one_before_computes():
+    overhead = SchedulingOverhead(base_s=300e-9)
+    work = [arrival(0, 0, 5, 4)]
+    log = laws.run(registry.make("fcfs"), work, AHEAD, constant(10, 10), overhead)
+    # The first is planned while nothing runs, the others while it, or the one before them, does.
+    assert log.token_times(0).tolist() == [2_300, 4_300, 6_300, 8_300]
+    assert log.steps()["stage_0_ns"].tolist() == [1_000] * 4
+    later = replace(AHEAD, async_scheduling=False)
+    log = laws.run(registry.make("fcfs"), work, later, constant(10, 10), overhead)
+    assert log.token_times(0).tolist() == [2_300, 4_600, 6_900, 9_200]
+
+
+def test_overhead_longer_than_a_batch_is_what_batches_planned_ahead_wait_for():
+    overhead = SchedulingOverhead(base_s=5_000e-9)
+    work = [arrival(0, 0, 5, 4)]
+    log = laws.run(registry.make("fcfs"), work, AHEAD, constant(10, 10), overhead)
+    # The host schedules one batch after the other: at 0 two of them, then one when one is back.
+    assert log.token_times(0).tolist() == [7_000, 12_000, 17_000, 22_000]
+
+
+def test_request_preempted_in_the_plan_after_its_batch_keeps_the_token_under_way():
+    # Nine blocks of one token, two requests that decode together: plan 3 takes the memory of 1,
+    # whose second token comes out of batch 2 all the same.
+    limits = replace(AHEAD, num_blocks=9, max_model_len=9, preempt_in_order=True)
+    work = [arrival(0, 0, 3, 5), arrival(1, 0, 3, 5)]
+    log = laws.run(registry.make("fcfs"), work, limits, constant(10, 10))
+    laws.check(log, work, limits)
+    requests, gone = log.requests(), log.preemptions()
+    assert requests["generated_tokens"].tolist() == [5, 5]
+    assert requests["num_preemptions"].tolist() == [0, 1]
+    evicted_ns = int(gone["evicted_ns"][0])
+    came_ns = log.token_times(1)
+    before = came_ns[came_ns <= gone["resumed_ns"][0]]
+    assert before[-1] > evicted_ns, "its token was under way"
+    assert requests["recomputed_tokens"][1] == 3 + len(before) - 1
+
+
+def test_policy_is_told_of_tokens_planned_on_when_they_come():
+    heard = {}
+
+    class Listens(registry.policy_class("fcfs")):
+        def on_tokens(self, plan, num_steps, now_ns):
+            for state in plan.decodes or ():
+                heard.setdefault(state.id, []).append(now_ns)
+
+    work = [arrival(i, 900 * i, 5, 3 + i) for i in range(6)]
+    log = laws.run(Listens(), work, AHEAD, constant(10, 10))
+    assert heard == {i: log.token_times(i)[1:].tolist() for i in range(6)}
+
+
+def test_client_whose_answer_was_planned_on_sends_again_when_it_has_come():
+    work = [arrival(i, 0, 5, 3 + i % 2) for i in range(6)]
+    log = laws.run(registry.make("fcfs"), work, AHEAD, constant(10, 10), max_concurrency=2)
+    laws.check(log, work, AHEAD)
+    requests = log.requests()
+    assert sorted(requests["arrival_ns"])[2:] == sorted(requests["last_token_ns"])[:4]
+
+
+def test_fleet_of_one_pipeline_that_plans_ahead_takes_the_steps_of_that_pipeline():
+    def new_engine(_=0):
+        return PipelinedEngine(
+            AHEAD, registry.make("fcfs"), PipelineExecutor(Pricing(constant(10, 25)))
+        )
+
+    work = [arrival(i, 700 * i, 9, 3 + i % 4) for i in range(20)]
+    alone = simulate(new_engine(), work)
+    fleet = simulate_cluster(
+        [new_engine()],
+        routers.make("vllm"),
+        work,
+        changes=Changes(Supply(new_engine, ["mixed"], [0])),
+    )
+    assert laws.signature(fleet.of_engines[0]) == laws.signature(alone)
+
+
 # -- engines of a fleet --------------------------------------------------------------------------
 
 
@@ -637,12 +772,13 @@ def test_metric_of_bubbles_is_found():
     assert metric_named("pipeline_bubble_share").axis == "pipeline bubbles (%)"
 
 
-def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path):
-    result = run(spec())
+@pytest.mark.parametrize(("profile", "most"), [(None, 2), ("vllm-0.32", 3)])
+def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path, profile, most):
+    result = run(spec(engine={"profile": profile}))
     result.to_perfetto(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = [event for event in events if event["name"] == "step"]
-    assert len({event["tid"] for event in steps}) == 2
+    assert len({event["tid"] for event in steps}) == most
     for thread in {event["tid"] for event in steps}:
         spans = [(e["ts"], e["ts"] + e["dur"]) for e in steps if e["tid"] == thread]
         assert all(b[0] >= a[1] - 1e-6 for a, b in pairwise(spans))
@@ -665,10 +801,13 @@ def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path):
         ),
         ({"backend": "real"}, "pipeline_parallel_size: must be 1 with backend: real"),
         ({"backend": "vllm"}, "pipeline_parallel_size: must be 1 with backend: vllm"),
-        ({"engine": {"async_scheduling": True}}, "async_scheduling: is not simulated with"),
         (
-            {"engine": {"profile": "vllm-0.32"}},
-            "async_scheduling: .*set it to false \\(profile vllm-0.32 switches it on\\)",
+            {"engine": {"async_scheduling": True}},
+            "engine.arrivals_between_steps: must be true with async_scheduling and pipeline_",
+        ),
+        (
+            {"engine": {"profile": "vllm-0.24"}},
+            "async_scheduling: must be false with .* profile vllm-0.24, which switches it on",
         ),
         ({"engine": {"check_horizon": True}}, "check_horizon: is not simulated with"),
         (
@@ -689,6 +828,35 @@ def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path):
 def test_what_a_pipeline_cannot_be_is_named(keys, message):
     with pytest.raises(SpecError, match=message):
         spec(**keys)
+
+
+def test_engine_that_plans_batches_ahead_takes_arrivals_between_steps():
+    with pytest.raises(ValueError, match="set arrivals_between_steps: true"):
+        EngineConfig(num_blocks=9, max_model_len=9, pipeline_parallel_size=2, async_scheduling=True)
+
+
+@pytest.mark.parametrize("dying", [{"engines": [{"engine": 0, "at_s": 1}]}, {"mtbf_s": 9}])
+def test_engines_that_die_with_batches_planned_ahead_are_refused(dying):
+    def of_two(failures, **switches):
+        if "mtbf_s" in failures:
+            failures = {**failures, "mttr_s": 9}
+        engine = {"profile": "vllm-0.32", **switches}
+        return spec(cluster={"count": 2, "failures": failures}, engine=engine)
+
+    of_two(dying, async_scheduling=False)
+    of_two({"stragglers": [{"engine": 0, "from_s": 1, "to_s": 2, "slowdown": 2}]})
+    with pytest.raises(SpecError, match=r"engine.async_scheduling: must be false .* that die"):
+        of_two(dying)
+
+
+def test_engine_with_batches_planned_ahead_cannot_die():
+    engine = PipelinedEngine(AHEAD, registry.make("fcfs"), PipelineExecutor(Pricing(StagedCost())))
+    with pytest.raises(SchedlabError, match="engines that die are not simulated with async_sch"):
+        engine.die(0)
+
+
+def test_profile_of_a_release_with_the_v2_model_runner_plans_batches_ahead():
+    assert run(spec(engine={"profile": "vllm-0.32"})).provenance["engine"]["async_scheduling"]
 
 
 def test_prompts_sent_layer_by_layer_from_stages_are_refused():

@@ -99,13 +99,15 @@ def vllm_config(config: EngineConfig, policy: str) -> Any:
         num_prefill_lookahead_tokens=0,
         max_in_flight_tokens=_most_batches(config) * config.max_num_batched_tokens,
         max_concurrent_batches=_most_batches(config),
-        use_v2_model_runner=False,
+        use_v2_model_runner=config.pipeline_parallel_size > 1 and config.async_scheduling,
         additional_config={"schedlab": {"policy": policy, **COSTS}},
     )
 
 
 def _most_batches(config: EngineConfig) -> int:
-    return 2 if config.async_scheduling else config.pipeline_parallel_size
+    """Return what `VllmConfig.max_concurrent_batches` is, of the V2 model runner."""
+    # Of config/vllm.py: one batch a stage, and with asynchronous scheduling one more.
+    return config.pipeline_parallel_size + config.async_scheduling
 
 
 def _speculative_config(config: EngineConfig) -> Any:
@@ -254,12 +256,25 @@ class _Stages:
         return now_ns
 
 
+def _sampled_ns(scheduler: Scheduler, batches: deque[_Batch], config: EngineConfig) -> int:
+    """Return when those tokens are there that the first stage waits for with the next batch."""
+    stages = config.pipeline_parallel_size
+    if stages == 1 or not config.async_scheduling or len(batches) < stages:
+        return 0
+    before = batches[-stages]
+    known = [scheduler.requests[i] for i in before.sampled if i in scheduler.requests]
+    goes_on = [r for r in known if r.status == RequestStatus.RUNNING and r.max_tokens > 1]
+    return before.end_ns if goes_on else 0
+
+
 def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Step]:
     """Run vLLM's engine loop on a workload, every step taking the same time.
 
     Source: vLLM, vllm/v1/engine/core.py, step() and step_with_batch_queue(): the queue holds two
     batches with async scheduling, so that each is scheduled while the one before it runs, and as
-    many as stages in a pipeline, empty ones among them.
+    many as stages in a pipeline, empty ones among them; one more with both. Then the first stage
+    waits for what was sampled as many batches before as there are stages
+    (vllm/v1/worker/gpu/pp_utils.py, get_prev_sampled_outputs()).
     """
     scheduler = make_scheduler(workload, cls)
     block_size = workload.config.block_size
@@ -301,9 +316,10 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
             follows = batches and not is_pipeline
             start_ns = max(now_ns, batches[-1].end_ns) if follows else now_ns
             scheduler.virtual_ns = start_ns
+            known_ns = _sampled_ns(scheduler, batches, workload.config)
             scheduled = scheduler.schedule()
             tokens = scheduled.num_scheduled_tokens
-            end_ns = stages.pass_through(start_ns) if tokens else start_ns
+            end_ns = stages.pass_through(max(start_ns, known_ns)) if tokens else start_ns
             if batches:
                 end_ns = max(end_ns, batches[-1].end_ns)
             sampled = [i for i in tokens if not scheduler.requests[i].is_prefill_chunk]

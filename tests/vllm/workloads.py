@@ -132,13 +132,14 @@ def speculate(workload: Workload, seed: int, ahead: bool = False) -> Workload:
     return workload._replace(config=config, drafts=drafts)
 
 
-def divide(workload: Workload, seed: int) -> Workload:
-    """Let the GPUs be the stages of a pipeline."""
+def divide(workload: Workload, seed: int, ahead: bool = False) -> Workload:
+    """Let the GPUs be the stages of a pipeline, and perhaps plan batches ahead."""
     rng = Random(f"divide {seed}")
     shares = tuple(rng.choice((3, 10, 10, 10, 17)) for _ in range(rng.choice((2, 2, 3, 4))))
     config = replace(
         workload.config,
-        async_scheduling=False,
+        async_scheduling=ahead,
+        overrun_at_stop=ahead and workload.config.overrun_at_stop,
         pipeline_parallel_size=len(shares),
         chunked_pipeline_parallelism=True,
     )
