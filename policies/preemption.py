@@ -152,21 +152,18 @@ def everyone_fits(view: EngineView, builder: PlanBuilder) -> bool:
     num_waiting, num_running = len(waiting), len(view.running)
     if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
         return False
-    drafts = config.num_speculative_tokens
-    tokens_left = builder.tokens_left - num_running * (1 + drafts)
+    drafts, size = config.num_speculative_tokens, config.block_size
+    tokens_left, blocks = builder.tokens_left - num_running * (1 + drafts), 0
     for state in chain(prefilling, waiting):
         tokens_left -= state.num_uncomputed_tokens
-        if tokens_left < 0:
+        if tokens_left < 0 or state.swapped:
             return False
+        blocks -= -state.num_tokens // size
     if config.kv_allocator != "paged" or tokens_left < 0:
         return False
-    size, slots = config.block_size, 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
-    blocks_left = view.free_blocks - config.watermark_blocks - num_running * -(-slots // size)
-    for state in chain(prefilling, waiting):
-        if state.swapped:
-            return False
-        blocks_left += -state.num_tokens // size
-    return blocks_left >= 0
+    slots = 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
+    blocks += config.watermark_blocks + num_running * -(-slots // size)
+    return blocks <= view.free_blocks
 
 
 def latest_arrival(builder: PlanBuilder) -> RequestState:
