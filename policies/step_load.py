@@ -63,7 +63,7 @@ class StepLoad:
         load = StepLoad(self._view)
         load._chunks = self._chunks
         load._num_decodes = num_decodes
-        contexts = [state.num_computed_tokens for state in states]
+        contexts = self._view.computed_tokens(states)
         load._sum_tokens = self._sum_tokens + sum(contexts)
         load._longest_tokens = max(self._longest_tokens, max(contexts, default=0))
         load._shortest_tokens = min(self._shortest_tokens, min(contexts, default=FOREVER))
@@ -84,7 +84,7 @@ class StepLoad:
 
     def decodes_within(self, states: Sequence[RequestState], budget_ns: float) -> int:
         """Return how many of the first `states` may decode as well."""
-        contexts = [state.num_computed_tokens for state in states]
+        contexts = self._view.computed_tokens(states)
         return _most(len(contexts), lambda n: self._ns(contexts[:n]), budget_ns)
 
     @property

@@ -109,6 +109,14 @@ class EngineView:
         steps = batch.steps
         return [s._generated + (steps if s._batch is batch else 0) for s in states]
 
+    def computed_tokens(self, states: Collection[RequestState]) -> list[int]:
+        """Return `RequestState.num_computed_tokens` of each of many, at a fraction of the cost."""
+        if self.config.num_speculative_tokens or self._requests.in_pipeline.size:
+            return [state.num_computed_tokens for state in states]
+        batch = self._requests.decodes
+        steps = batch.steps
+        return [s._computed + (steps if s._batch is batch else 0) for s in states]
+
     @property
     def is_in_step(self) -> bool:
         """Whether each step gives those who decode in it one token, known when it ends.
@@ -185,10 +193,11 @@ class EngineView:
 
         There must be one. Costs O(1) while nobody is paused.
         """
-        batch = self._requests.decodes
-        paused = [state.num_computed_tokens for state in self._requests.paused.values()]
-        if not paused:
+        requests = self._requests
+        batch = requests.decodes
+        if not requests.paused:
             return batch.context_sum_tokens, batch.context_max_tokens, batch.context_min_tokens
+        paused = [state.num_computed_tokens for state in requests.paused.values()]
         least = min(paused)
         if batch.size:
             least = min(least, batch.context_min_tokens)
