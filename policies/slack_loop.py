@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
 
 from schedlab.policies.deadlines import Target, all_due_ns, due_ns
 from schedlab.policies.preemption import (
@@ -12,7 +11,7 @@ from schedlab.policies.preemption import (
     grant_or_preempt,
     latest_arrival,
 )
-from schedlab.policies.step_load import STEPS_AHEAD, Ceiling, StepLoad
+from schedlab.policies.step_load import STEPS_AHEAD, Ceiling, PromptCeilings, StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -36,15 +35,18 @@ class Deadlines:
         since times rise by stairs.
     ceiling : Ceiling
         Of all decodes alone.
+    prompt_ceilings : PromptCeilings
+        Of decodes with a prompt.
     """
 
-    __slots__ = ("ceiling", "full_tokens", "none_before_ns", "targets")
+    __slots__ = ("ceiling", "full_tokens", "none_before_ns", "prompt_ceilings", "targets")
 
     def __init__(self) -> None:
         self.targets: Targets = {}
         self.full_tokens = 0
         self.none_before_ns = FOREVER
         self.ceiling = Ceiling()
+        self.prompt_ceilings = PromptCeilings()
 
     def add(self, state: RequestState, target: Target) -> None:
         """Let a request have a target."""
@@ -132,9 +134,7 @@ def _grant_everyone(
         return False
     budget_ns = max(deadlines.none_before_ns - view.now_ns, tbt_ns)
     everyone = StepLoad(view).with_all_decodes()
-    for state in chain(view.prefilling, view.waiting):
-        everyone.add(state, state.num_uncomputed_tokens)
-    if not everyone.is_within(budget_ns):
+    if not _all_within(everyone, [*view.prefilling, *view.waiting], budget_ns, deadlines):
         return False
     if not deadlines.ceiling.is_above(view, budget_ns):
         decodes = StepLoad(view).with_all_decodes()
@@ -148,6 +148,20 @@ def _grant_everyone(
         if not builder.grant(state):
             break
     return True
+
+
+def _all_within(
+    decodes: StepLoad, prompts: Sequence[RequestState], budget_ns: float, deadlines: Deadlines
+) -> bool:
+    """Whether decodes with all that is left of some prompts end within the time."""
+    if len(prompts) == 1:
+        state = prompts[0]
+        tokens = state.num_uncomputed_tokens
+        if deadlines.prompt_ceilings.is_above(decodes, state, tokens, budget_ns):
+            return True
+    for state in prompts:
+        decodes.add(state, state.num_uncomputed_tokens)
+    return decodes.is_within(budget_ns)
 
 
 def _compute_prompts(
@@ -179,7 +193,9 @@ def _compute_prompts(
             break
         most = min(state.num_uncomputed_tokens, builder.tokens_left)
         others = load.num_tokens
-        within = load.chunk_within(state, most, budget_ns, deadlines.full_tokens - others)
+        within = most
+        if not deadlines.prompt_ceilings.is_above(load, state, most, budget_ns):
+            within = load.chunk_within(state, most, budget_ns, deadlines.full_tokens - others)
         if 0 < within < most:
             deadlines.full_tokens = others + within
         chunk = within or int(load.is_empty)

@@ -16,6 +16,8 @@ STEPS_AHEAD = 32
 """For how many steps `StepLoad.steps_within` looks ahead."""
 _STRIDES = 4
 _HEADROOM = 4
+_PROMPT_STRIDE = 256
+_CONTEXT_STRIDE = 1024
 
 
 class StepLoad:
@@ -194,6 +196,58 @@ class Ceiling:
         self._num_decodes, self._sum_tokens = num_decodes, sum_tokens
         self._longest_tokens, self._ns = longest_tokens, ns
         return True
+
+
+class PromptCeilings:
+    """Steps with one prompt that were found to end within some time, one for each length of it.
+
+    Where prices never fall none with a shorter prompt, or fewer decodes and tokens, takes longer,
+    so that most steps need not be priced.
+    """
+
+    __slots__ = ("_of_lengths",)
+
+    def __init__(self) -> None:
+        # By length in strides: decodes, sum of their contexts, longest of these, context of the
+        # prompt, and the time.
+        self._of_lengths: dict[int, tuple[int, int, int, int, int]] = {}
+
+    def is_above(self, load: StepLoad, state: RequestState, tokens: int, budget_ns: float) -> bool:
+        """Whether surely a step of decodes and so many tokens of a prompt ends within the time.
+
+        If not, it may all the same.
+        """
+        view = load._view
+        if load._chunks or budget_ns >= FOREVER or not view.prices_never_fall:
+            return False
+        context_tokens = state.num_computed_tokens
+        length = -(-tokens // _PROMPT_STRIDE)
+        num_decodes, sum_tokens = load._num_decodes, load._sum_tokens
+        longest_tokens = load._longest_tokens
+        found = self._of_lengths.get(length)
+        if (
+            found is None
+            or num_decodes > found[0]
+            or sum_tokens > found[1]
+            or longest_tokens > found[2]
+            or context_tokens > found[3]
+        ):
+            num_decodes += num_decodes // _HEADROOM + 1
+            sum_tokens += sum_tokens // _HEADROOM
+            longest_tokens += longest_tokens // _HEADROOM
+            context_tokens = -(-context_tokens // _CONTEXT_STRIDE) * _CONTEXT_STRIDE
+            shape = BatchShape(
+                num_decodes,
+                sum_tokens,
+                longest_tokens,
+                ((length * _PROMPT_STRIDE, context_tokens),),
+                rows_sampled=num_decodes + 1,
+                decode_context_min_tokens=load._shortest_tokens if load._num_decodes else 0,
+            )
+            ns = view.estimate_step_ns(shape)
+            found = num_decodes, sum_tokens, longest_tokens, context_tokens, ns
+            self._of_lengths[length] = found
+        return found[4] <= budget_ns
 
 
 def _most(

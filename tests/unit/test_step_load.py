@@ -5,12 +5,13 @@ import random
 import pytest
 
 from schedlab.policies import ContinuousBatching
-from schedlab.policies.step_load import Ceiling, _most
+from schedlab.policies.step_load import Ceiling, PromptCeilings, StepLoad, _most
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.request import RequestState
 from tests.laws import LinearCost, arrival
 
 
@@ -165,3 +166,81 @@ def test_ceiling_prices_a_step_that_has_less_time_anew():
 def test_ceiling_says_nothing_where_prices_may_fall():
     answers = at_each_step(lambda view: Ceiling().is_above(view, 9_000), [9], Counts(False), 2)
     assert answers == [(False, 0)]
+
+
+def prompt(num_tokens, computed_tokens=0):
+    state = RequestState(arrival(999, prompt=num_tokens + computed_tokens).request)
+    state._computed = computed_tokens
+    return state
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_prompt_ceiling_says_only_of_steps_that_end_in_time_that_they_do(seed):
+    draw, ceilings, said = random.Random(seed), PromptCeilings(), []
+
+    def ask(view):
+        budget_ns, tokens = draw.randrange(1_000, 60_000), draw.randrange(1, 2_000)
+        state, load = prompt(tokens, draw.choice((0, 0, 700))), StepLoad(view).with_all_decodes()
+        is_above = ceilings.is_above(load, state, tokens, budget_ns)
+        load.add(state, tokens)
+        assert not is_above or load.is_within(budget_ns)
+        said.append(is_above)
+
+    for _ in range(20):
+        contexts = [draw.randrange(1, 300) for _ in range(draw.randrange(1, 14))]
+        at_each_step(ask, contexts, Counts())
+    assert 50 < sum(said) < len(said)
+
+
+def test_prompt_ceiling_prices_one_step_of_many_alike_and_longer_prompts_anew():
+    ceilings = PromptCeilings()
+
+    def ask(view):
+        load = StepLoad(view).with_all_decodes()
+        return [ceilings.is_above(load, prompt(n), n, 90_000) for n in (130, 256, 257)]
+
+    answers = at_each_step(ask, [100] * 20, Counts())
+    assert answers == [([True] * 3, 2)] + [([True] * 3, 0)] * 18
+
+
+def test_prompt_ceiling_prices_a_prompt_with_more_in_the_cache_anew():
+    ceilings = PromptCeilings()
+
+    def ask(view):
+        load = StepLoad(view).with_all_decodes()
+        return [ceilings.is_above(load, prompt(9, c), 9, 90_000) for c in (0, 1, 1_024, 1_025)]
+
+    assert at_each_step(ask, [100] * 20, Counts(), 2) == [([True] * 4, 3)]
+
+
+def test_prompt_ceiling_says_nothing_beside_other_prompts_or_where_prices_may_fall():
+    def ask(view):
+        load, state = StepLoad(view).with_all_decodes(), prompt(9)
+        if view.prices_never_fall:
+            load.add(prompt(5), 5)
+        return PromptCeilings().is_above(load, state, 9, 90_000)
+
+    for cost in (Counts(), Counts(False)):
+        assert at_each_step(ask, [9], cost, 2) == [(False, 0)]
+
+
+def test_contexts_of_many_are_those_of_each_while_some_are_paused_and_some_have_not_begun():
+    told = []
+
+    class HalfOfThem(ContinuousBatching):
+        def plan(self, view, builder):
+            if not view.num_decodes:
+                return super().plan(view, builder)
+            states = [*view.running, *view.waiting]
+            told.append([view.computed_tokens(states), view.num_paused])
+            assert told[-1][0] == [state.num_computed_tokens for state in states]
+            contexts = view.computed_tokens(view.running)
+            assert view.decode_contexts() == (sum(contexts), max(contexts), min(contexts))
+            for state in list(view.running)[len(told) % 2 :: 2] or view.running:
+                builder.grant(state)
+            return builder.build()
+
+    config = EngineConfig(num_blocks=500, max_model_len=500, max_num_seqs=5)
+    engine = Engine(config, HalfOfThem(), SimExecutor(Pricing(LinearCost())))
+    simulate(engine, [arrival(i, prompt=3 + 7 * i, output=9) for i in range(6)])
+    assert {num_paused > 0 for _, num_paused in told} == {True, False}
