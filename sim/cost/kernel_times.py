@@ -203,9 +203,17 @@ class KernelTimes:
         attending, longest = num_decodes + shape.padding_rows, shape.decode_context_max_tokens + 1
         rows_work, rows_keys = self._mixed_work(chunks, attending, context, longest)
         call_ns, launch_ns, key_ns = self._call_ns, self._launch_ns, self._key_ns
+        swapped_ns, token_ns = shape.swapped_bytes * self._ns_per_swapped_byte, self._token_ns
+        rows = shape.rows_sampled + 1
+        head_ns = self._head_ns.get(rows)
+        head_ns = self._price_head(rows) if head_ns is None else head_ns
 
         def step_ns(num_tokens: int) -> int:
-            beside = self._beside(shape, others + num_tokens, shape.rows_sampled + 1)
+            found = None if self._gathers else token_ns.get(others + num_tokens)
+            if found is None:
+                beside = self._beside(shape, others + num_tokens, rows)
+            else:
+                beside = swapped_ns + found + head_ns
             work = rows_work + self._chunk_work(num_tokens, context_tokens)
             keys = context_tokens + num_tokens
             pole = (keys if keys > rows_keys else rows_keys) * key_ns
