@@ -53,8 +53,13 @@ class Deadlines:
         self.targets[state] = target
         self.none_before_ns = min(self.none_before_ns, due_ns(state, self.targets))
 
-    def of_decodes(self, view: EngineView, decodes: Sequence[RequestState]) -> list[int]:
-        """Return when the next token of each decode is due; the queue is in the order of that."""
+    def of_decodes(
+        self, view: EngineView, decodes: Sequence[RequestState]
+    ) -> tuple[list[int], int]:
+        """Return when the next token of each decode is due, and the first of any.
+
+        The queue is in the order of that.
+        """
         targets = self.targets
         dates_ns = all_due_ns(decodes, view.output_tokens(decodes), targets)
         self.none_before_ns = 0
@@ -64,7 +69,7 @@ class Deadlines:
             if len(view.waiting):
                 others.append(view.waiting.head)
             self.none_before_ns = min([first_ns, *[due_ns(state, targets) for state in others]])
-        return dates_ns
+        return dates_ns, first_ns
 
 
 def plan_by_slack(
@@ -98,8 +103,8 @@ def plan_by_slack(
     urgent, budget_ns, urgent_ns = decodes, FOREVER, FOREVER
     dates_ns: list[int] = []
     if decodes:
-        dates_ns = deadlines.of_decodes(view, decodes)
-        budget_ns = max(min(dates_ns) - now_ns, tbt_ns)
+        dates_ns, first_ns = deadlines.of_decodes(view, decodes)
+        budget_ns = max(first_ns - now_ns, tbt_ns)
         urgent_ns = now_ns + budget_ns + tbt_ns
         if could_prefill and max(dates_ns) >= urgent_ns:
             dated = zip(decodes, dates_ns, strict=True)
