@@ -115,6 +115,7 @@ class FastServe(Ranked):
         self.host_reserve = host_reserve
         self._first_quantum_ns = round(first_quantum_s * 1e9)
         self._places: dict[RequestState, Standing] = {}
+        self._prefills_ns: dict[int, int] = {}  # by tokens of the prompt: many are as long
         self._iteration = 0
         self._drafts = False
         self._back = 0
@@ -138,8 +139,11 @@ class FastServe(Ranked):
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Join the first level whose quantum holds the prefill, at its back."""
-        prompt = ((state.request.prompt_tokens, 0),)
-        prefill_ns = self._view.estimate_step_ns(BatchShape(0, 0, 0, prompt, rows_sampled=1))
+        prompt_tokens = state.request.prompt_tokens
+        prefill_ns = self._prefills_ns.get(prompt_tokens)
+        if prefill_ns is None:
+            shape = BatchShape(0, 0, 0, ((prompt_tokens, 0),), rows_sampled=1)
+            self._prefills_ns[prompt_tokens] = prefill_ns = self._view.estimate_step_ns(shape)
         level = 0
         while self._first_quantum_ns << level < prefill_ns:
             level += 1

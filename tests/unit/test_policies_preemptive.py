@@ -350,6 +350,22 @@ def test_srtf_a_request_that_ends_at_the_step_it_once_would_have_ends_once():
     assert got.count({2: 1}) == 2
 
 
+def test_fastserve_prices_prompts_of_one_length_once():
+    priced = []
+
+    def estimate_step_ns(shape):
+        priced.append(shape.chunks)
+        return shape.chunks[0][0] * 1_000
+
+    policy = registry.make("fastserve", first_quantum_s=1e-6)
+    policy._view = SimpleNamespace(estimate_step_ns=estimate_step_ns, running=())
+    states = [RequestState(arrival(i, prompt=n).request) for i, n in enumerate((4, 5, 4, 1, 5))]
+    for state in states:
+        policy.on_arrival(state, 0)
+    assert [policy._places[state].level for state in states] == [2, 3, 2, 0, 3]
+    assert priced == [((4, 0),), ((5, 0),), ((1, 0),)]
+
+
 def test_fastserve_demotes_who_has_used_up_a_quantum_exactly_prompts_before_decodes():
     policy = registry.make("fastserve", first_quantum_s=1e-6)
     policy._view = SimpleNamespace(estimate_step_ns=lambda shape: 1, running=())
