@@ -308,9 +308,9 @@ class PlanBuilder(StepLedger):
             need = batch.blocks_next_step()
             if gone:
                 need -= sum([batch.blocks_of(s) for s in gone if s in batch])
-            for state in self._requests.paused.values():
-                if state not in gone:
-                    need += batch.blocks_of(state)
+            paused: Collection[RequestState] = self._requests.paused.values()
+            if paused:
+                need += self._blocks_of([s for s in paused if s not in gone] if gone else paused)
             if need > kv.free_blocks:
                 return False
             kv.free_blocks -= need

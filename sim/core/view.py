@@ -197,7 +197,7 @@ class EngineView:
         batch = requests.decodes
         if not requests.paused:
             return batch.context_sum_tokens, batch.context_max_tokens, batch.context_min_tokens
-        paused = [state.num_computed_tokens for state in requests.paused.values()]
+        paused = self.computed_tokens(requests.paused.values())
         least = min(paused)
         if batch.size:
             least = min(least, batch.context_min_tokens)
