@@ -89,14 +89,13 @@ def plan_by_slack(
     could_prefill = len(view.prefilling) > 0 or (len(view.waiting) > 0 and builder.seats_left > 0)
     if could_prefill and _grant_everyone(view, builder, deadlines, tbt_ns):
         return builder.build()
-    load = StepLoad(view)
     if not view.num_decodes:
         tbt_ns = 0
     elif not could_prefill:
         # The budget is the least time between tokens at least, whatever the slack.
         steps = STEPS_AHEAD
         if not deadlines.ceiling.is_above(view, tbt_ns, steps):
-            steps = load.with_all_decodes().steps_within(tbt_ns)
+            steps = StepLoad(view).with_all_decodes().steps_within(tbt_ns)
         if steps and grant_all_decodes(view.running, builder, view):
             return builder.build(max_steps=steps)
     now_ns, decodes = view.now_ns, view.decoding
@@ -110,7 +109,8 @@ def plan_by_slack(
             dated = zip(decodes, dates_ns, strict=True)
             urgent = [state for state, at_ns in dated if at_ns < urgent_ns]
     are_others = len(urgent) < len(decodes)
-    served, load = _decode(urgent, load, budget_ns, builder, view, (), deadlines)
+    empty = StepLoad(view)
+    served, load = _decode(urgent, empty, budget_ns, builder, view, (), deadlines)
     prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, are_others)
     num_served = len(served) + len(prompts)
     if are_others and not is_full:
