@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.sim.metrics.fairness import jain_index
+from tests.mutants.__main__ import SUBJECTS
 from tests.mutants.asking import GOLDEN, Asked, asked_of, in_turn, module_of, names
 from tests.mutants.judging import (
     Mutant,
@@ -16,7 +17,7 @@ from tests.mutants.judging import (
     runs_at_import,
     slip_mutants,
 )
-from tests.mutants.reaching import Beacons, Survey
+from tests.mutants.reaching import CALL, Beacons, Survey
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
@@ -160,15 +161,21 @@ def test_beacon_stands_before_the_innermost_statement_of_its_line():
     assert planted.splitlines() == [
         "def f(a):",
         "    if a:",
-        "        _reached('list')",
+        f"        {CALL}('list')",
         "        a = [1]",
         "    else:",
-        "        _reached('elif')",
+        f"        {CALL}('elif')",
         "        if g(a):",
         "            h()",
     ]
     with pytest.raises(ValueError, match="line 9 is in no statement"):
         Beacons(((9, ""),)).planted(source)
+
+
+def test_call_of_a_beacon_is_a_name_that_no_module_has():
+    paths = [path for subject in SUBJECTS for path in (ROOT / subject).rglob("*.py")]
+    assert len(paths) > 400
+    assert not [path.name for path in paths if CALL in path.read_text(encoding="utf-8")]
 
 
 class Fixture:
@@ -187,12 +194,12 @@ def drive(steps, *during):
 
 @pytest.mark.slow
 def test_survey_counts_what_a_shared_fixture_runs_for_each_test_that_uses_it(monkeypatch):
-    monkeypatch.setattr(builtins, "_reached", None, raising=False)
+    monkeypatch.setattr(builtins, CALL, None, raising=False)
     seen = Survey([])
     shared, own = Fixture("module"), Fixture("function")
 
     def light(name):
-        return lambda: builtins._reached(name)
+        return lambda: getattr(builtins, CALL)(name)
 
     def set_up(fixture, name):
         return lambda: drive(seen.pytest_fixture_setup(fixture), light(name))
