@@ -128,7 +128,7 @@ class Results(_Shown):
         of : {"settings", "runs", "requests", "steps"}
             What a row is: a setting, with ``<metric>_ci95`` beside each metric where there are
             replications; a run; or a request or a step of a run. The rows of runs begin with their
-            settings, ``replication`` and ``seed``.
+            policy, their settings and ``replication``.
 
         Raises
         ------
