@@ -1,5 +1,6 @@
 """Memory in tiers: what is found there, when copies are done, and who waits for them."""
 
+import itertools
 import json
 from dataclasses import replace
 from random import Random
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from schedlab import core
-from schedlab.experiments.running.kv_offload import _fitted, offload_limits
+from schedlab.experiments.running.kv_offload import _fitted, _tier, offload_limits
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.kv_offload import TierSpec
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
 from schedlab.policies.continuous_batching import ContinuousBatching
@@ -31,6 +33,7 @@ from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
+from schedlab.sim.hardware.link import LINKS
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.tier import Link, Tier
 from schedlab.sim.record.copies import Copies
@@ -609,6 +612,37 @@ def test_measured_link_whose_small_copies_are_fast_has_no_latency_below_nothing(
     found = _fitted(times, "in")
     assert found.latency_s == 0.0
     assert 1.8e9 < found.bytes_per_s < 2.0e9
+
+
+def test_link_of_a_tier_is_what_is_given_and_for_the_rest_that_of_its_name(tmp_path):
+    times = [
+        {"direction": way, "num_bytes": n, "seconds": latency_s + n / rate}
+        for way, latency_s, rate in (("in", 5e-6, 5e9), ("out", 8e-6, 4e9))
+        for n in (10**6, 10**7, 10**8)
+    ]
+    profile = profile_with(tmp_path / "profile", times)
+    pcie = LINKS["pcie-5"]
+    known = {
+        None: (0.0, 0.0, 0.0, 0.0),
+        "pcie-5": (pcie.bytes_per_s, pcie.bytes_per_s, pcie.latency_s, pcie.latency_s),
+        "nvme-4": (6.5e9, 3.5e9, 1e-4, 1e-4),
+        "measured": (5e9, 4e9, 5e-6, 8e-6),
+    }
+    for link, of_link in known.items():
+        for given in itertools.product([None, 7.0], [None, 3.0], [None, 40.0]):
+            names = ("load_gb_per_s", "store_gb_per_s", "latency_us")
+            keys = {name: value for name, value in zip(names, given, strict=True) if value}
+            if link is None and len(keys) < 3 - (given[2] is None):
+                continue  # refused: half of it is unknown
+            found = _tier(TierSpec(name="cpu", num_blocks=9, link=link, **keys), 1, profile)
+            load, store, latency_us = given
+            assert (found.load_bytes_per_s, found.store_bytes_per_s) == pytest.approx(
+                (load * 1e9 if load else of_link[0], store * 1e9 if store else of_link[1])
+            )
+            latencies_s = (latency_us * 1e-6,) * 2 if latency_us else of_link[2:]
+            assert (found.load_latency_ns, found.store_latency_ns) == pytest.approx(
+                [1e9 * seconds for seconds in latencies_s], abs=1
+            )
 
 
 @pytest.mark.parametrize(
