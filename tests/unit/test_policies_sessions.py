@@ -863,6 +863,18 @@ def test_kept_memory_does_not_end_while_a_request_that_needs_it_waits():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_memory_kept_for_a_request_of_two_answers_ends_for_both_when_it_is_admitted(order):
+    work = [
+        sent(0, 0, 15, 1, "a", tool="x", names=(0, 1, 2)),
+        sent(1, 0, 15, 1, "a", tool="x", names=(10, 11, 12)),
+        sent(2, 0, 19, 1, "a", order, 5_000, names=(0, 1, 2, 3)),
+    ]
+    found, kept = kept_over_time(Keeping(), work, CACHED, cost=COST)
+    assert [sorted(now) for _, now in kept] == [[0, 1], []]
+    assert found[2][0] < kept[-1][0] < 10_000 < min(kept[0][1].values())
+
+
 def test_kept_memory_ends_when_the_request_that_needs_it_is_rejected():
     class Rejecting(Keeping):
         """Rejects request 1 from 12,000 on."""
