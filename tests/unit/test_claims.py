@@ -606,6 +606,15 @@ def test_page_counts_figures_of_papers_of_posts_and_our_expectations_apart(tmp_p
     assert "[Continuous](#continuous)" in page
 
 
+def test_claims_are_loaded_in_the_order_in_which_they_are_asked_for(tmp_path):
+    paths = [tmp_path / name for name in ("b.yaml", "c.yaml", "a.yaml")]
+    for path in paths:
+        path.write_text(yaml.safe_dump({**experiment(), "seed": ord(path.name[0])}))
+    loaded = load_claims(paths, {"replications": 4})
+    assert [path for path, _ in loaded] == paths
+    assert [(spec.seed, spec.replications) for _, spec in loaded] == [(98, 4), (99, 4), (97, 4)]
+
+
 def test_digest_of_a_claim_changes_with_every_byte_of_its_file_and_of_the_one_it_extends(tmp_path):
     (child := tmp_path / "child.yaml").write_text("extends: base.yaml\nname: one\n")
     (base := tmp_path / "base.yaml").write_text("seed: 1\n")
