@@ -12,6 +12,7 @@ from schedlab.traces import READERS, Trace, detect_format, read, stream
 from schedlab.traces.readers.source import peek
 from schedlab.traces.tokenizer import token_counter
 from tests.data_folder import data_folder
+from tests.golden.files import FILES
 from tests.trace_samples import (
     AZURE_2023,
     AZURE_2024,
@@ -120,6 +121,21 @@ def test_reader_conforms_in_report_gzip_and_chunks(name, file, tmp_path):
             assert other.rows() == values.rows()
         else:
             np.testing.assert_array_equal(other, values)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_report_of_whatever_kind_of_file_names_all_of_its_path_and_counts_its_rows(name, tmp_path):
+    text, options = FILES[name]
+    path = tmp_path / "folder" / ("file.json" if "\n" not in text.strip() else "file.txt")
+    path.parent.mkdir()
+    path.write_text(text)
+    report = read(path, **options).report
+    assert report.path == str(path)
+    assert report.lines()[0] == f"source: {path} ({report.format})"
+    assert report.format in (options.get("format"), detect_format(path))
+    pieces = list(stream(path, chunk_rows=1, **options))
+    assert {piece.report.path for piece in pieces} == {str(path)}
+    assert sum(piece.report.rows_read for piece in pieces) == report.rows_read > 0
 
 
 def test_azure_2023_with_seven_decimals_is_exact(file):
