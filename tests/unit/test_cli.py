@@ -20,10 +20,12 @@ from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing.calibrated_engine import chat
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
+from schedlab.policies.predictors import registry as predictors
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost import registry as cost_models
 from schedlab.sim.errors import SpecError
-from schedlab.sim.hardware.gpus import gpu_names
-from schedlab.sim.hardware.models import model_names
+from schedlab.sim.hardware.gpus import gpu, gpu_names
+from schedlab.sim.hardware.models import model, model_names
 from schedlab.sim.result import RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -420,6 +422,55 @@ def test_models_and_gpus_list_every_name():
     models, gpus = schedlab("models").stdout, schedlab("gpus").stdout
     assert all(name in models for name in model_names())
     assert all(name in gpus for name in gpu_names())
+
+
+def listed(command, kind, *more):
+    rows = json.loads(schedlab(command, *more, "--json").stdout)[kind]
+    return {row["name"]: row for row in rows}
+
+
+def test_cells_of_lists_of_models_and_gpus_are_facts_of_their_own():
+    models, gpus = listed("models", "models"), listed("gpus", "GPUs")
+    assert (list(models), list(gpus)) == (list(model_names()), list(gpu_names()))
+    for name, row in models.items():
+        shape = model(name)
+        assert float(row["parameters"].removesuffix(" B")) == round(shape.num_parameters / 1e9, 2)
+        assert int(row["layers"]) == shape.num_layers
+        kv_bytes = int(row["KV B/token (bf16)"].replace(",", ""))
+        assert kv_bytes == shape.kv_bytes_per_token("bf16")
+        assert int(row["max_model_len"].replace(",", "")) == shape.max_model_len
+        assert row["source"] == shape.source
+    for name, row in gpus.items():
+        device = gpu(name)
+        assert float(row["memory GiB"]) == round(device.memory_bytes / 1024**3, 1)
+        assert float(row["bandwidth TB/s"]) == round(device.memory_bytes_per_s / 1e12, 2)
+        flops = device.flops_per_s.get("bf16")
+        told = row["dense bf16 TFLOP/s"]
+        assert told == ("-" if flops is None else f"{flops / 1e12:.0f}")
+        usd = device.usd_per_hour
+        assert row["USD/hour"] == ("-" if usd is None else f"{usd:.2f}")
+        assert row["source"] == device.source
+
+
+def test_cells_of_lists_of_policies_predictors_and_cost_models_are_what_classes_say():
+    for kind, command, of in (
+        ("policies", "policies", registry.policy_class),
+        ("predictors", "policies", predictors.predictor_class),
+        ("cost models", "cost-models", cost_models.maker),
+    ):
+        for name, row in listed(command, kind).items():
+            one = of(name)
+            needs = getattr(one, "needs_prediction", False) and kind == "policies"
+            first_line = one.__doc__.strip().splitlines()[0]
+            assert row["purpose"] == first_line + (" Needs a predictor." if needs else "")
+            knobs = cost_models.knobs(name) if kind == "cost models" else one.knobs()
+            told = dict(knob.partition("=")[::2] for knob in row["knobs"].split(", "))
+            assert set(told) in ({"-"}, set(knobs)) or "(" in row["knobs"]
+            if kind == "cost models":
+                assert row["profile"] == cost_models.profile_files().get(name, "-")
+            else:
+                assert row["source"] == one.source
+    assert list(listed("policies", "policies", "CFS")) == ["fcfs", "program_fcfs"]
 
 
 def test_doctor_names_versions_and_what_is_missing(monkeypatch):
