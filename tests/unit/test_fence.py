@@ -36,6 +36,12 @@ def test_fence_around_a_class_without_a_source_file_names_the_line_that_raised(m
         run(spec)
 
 
+def test_fence_names_the_innermost_line_of_the_policy_that_led_to_an_error(monkeypatch):
+    body = "return self.rank(state)\n    def rank(self, state):\n        return int('x')"
+    with pytest.raises(PolicyError, match=r"rank\(\) raised ValueError: .* \(<cell 1>:5\)"):
+        run(typed(monkeypatch, body))
+
+
 @pytest.mark.parametrize(
     ("error", "said"), [("SystemExit(0)", "SystemExit: 0"), ("GeneratorExit", "GeneratorExit")]
 )

@@ -99,6 +99,20 @@ def test_prefills_cannot_be_pooled_by_rates():
     assert told["several_prefills"] == "priced one by one"
 
 
+def test_description_of_a_table_tells_what_it_was_measured_on_and_how_it_is_read():
+    meta = {**META, "published_error": "3 %", "source": "there"}
+    cost = TableCostModel(PROFILE, meta, reading=TableReading(profiling_overhead_s=2e-6))
+    told = cost.describe()
+    assert {key: told[key] for key in ("name", "calibration", "model", "hardware")} == {
+        "name": cost.name, "calibration": "MEASURED OPERATORS", "model": "llama-3-8b",
+        "hardware": "a100",
+    }  # fmt: skip
+    assert (told["meta"], told["published_error"]) == (meta, "3 %")
+    assert (told["profile"], told["mismatches"]) == (cost.source, list(cost.mismatches))
+    assert told["validity"] == {key: list(both) for key, both in cost.validity.items()}
+    assert told["profiling_overhead_s"] == 2e-6
+
+
 def test_attention_below_an_axis_is_its_first_value_and_beyond_it_the_last_line():
     grid = AttentionGrid(*GRID.values())
     assert grid.call_us((), 1, 3) == grid.call_us((), 1, 16)
