@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,12 +40,14 @@ import schedlab.sim
 import schedlab.testing
 import schedlab.traces
 from schedlab.experiments.running.run import run
+from schedlab.experiments.search.bracket import Bracket, Probe
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.step_spread import StepSpread
+from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import Gpu, gpu
 from schedlab.sim.hardware.model_shape import ModelShape
@@ -73,6 +76,9 @@ _FLOATS = (0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, -1.0)
 _TEXTS = ("", "a", "b", "bf16", "fp8", "fp32", "recompute", "1.5", "2 x")
 _EXPERIMENTS = (2, 3, 4, 7, 9, 16, 55)
 """Of `whole`, those whose results are asked."""
+_PATHS = tuple(Path("/dev/null") / name for name in ("a.csv", "a.jsonl", "b.yaml", "b.json", "c"))
+"""Below what is no folder, where nothing can be read or written: names for what is said of files,
+and nobody's files."""
 _COLUMNS = (
     *REQUEST_COLUMNS, "engine", "micro_batch", "start_ns", "end_ns", "num_decodes",
     "prefill_tokens", "num_prefills", "num_running", "num_waiting", "kv_tokens", "session", "turn",
@@ -173,6 +179,21 @@ def _trace(draw: random.Random) -> Trace:
     return Trace(prompt_tokens=prompts, output_tokens=column(1, 2, 5, 9), **given)
 
 
+def _probe(draw: random.Random) -> Probe:
+    excess = tuple(draw.choice((-0.5, 0.0, 0.25)) for _ in range(draw.randrange(1, 3)))
+    return Probe(draw.choice((0.5, 1.0, 2.0, 4.0)), excess)
+
+
+def _bracket(draw: random.Random) -> Bracket:
+    """Draw where a search ended, with what it tried on the way."""
+    bound = draw.choice(("", "", "at least", "below", "at most", "above"))
+    probes = tuple(_probe(draw) for _ in range(draw.randrange(1, 4)))
+    return Bracket(
+        draw.choice((0.5, 1.0, 2.0)), draw.choice((0.0, 1.0, 4.0, math.inf)), bound, probes,
+        draw.choice((False, True)),
+    )  # fmt: skip
+
+
 def _stints(draw: random.Random) -> Any:
     """Draw who decoded from which step to which, as a log has it."""
     rows = [
@@ -207,6 +228,10 @@ _MADE: dict[Any, Callable[[random.Random], Any]] = {
     object: _anything,
     Any: _anything,
     Trace: _trace,
+    Bracket: _bracket,
+    Path: lambda draw: draw.choice(_PATHS),
+    slice: lambda draw: slice(draw.choice((None, 0, 1)), draw.choice((None, 2, 3))),
+    BaseException: lambda draw: draw.choice((ValueError, KeyError, OSError))(draw.choice(_TEXTS)),
     ExperimentSpec: lambda draw: _spec(draw.choice(_EXPERIMENTS)),
 }
 _FOR_CHECKERS: dict[str, Any] = {
@@ -226,13 +251,30 @@ _MANY = {
 }  # fmt: skip
 
 
+class _RefusedError(SpecError):
+    """What a function raises that is given to say what is wrong, and never to return."""
+
+
+class _Iterator(list[Any]):
+    """An iterator that can be told without using it up."""
+
+    def __next__(self) -> Any:
+        if not self:
+            raise StopIteration
+        return self.pop(0)
+
+
 def _drawn(kind: Any, draw: random.Random, depth: int = 0) -> Any:
     """Draw a value of an annotated type."""
     if kind in _MADE:
         return _MADE[kind](draw)
     of, args = typing.get_origin(kind), typing.get_args(kind)
     if of in (typing.Union, types.UnionType):
-        return _drawn(draw.choice(args), draw, depth)
+        if "_NestedSequence" in str(kind):  # whatever NumPy makes an array of
+            return _array("float", draw)
+        return _drawn(
+            draw.choice([one for one in args if _is_known(one, depth)] or args), draw, depth
+        )
     if of is typing.Literal:
         return draw.choice(args)
     if of is typing.Annotated:
@@ -241,6 +283,8 @@ def _drawn(kind: Any, draw: random.Random, depth: int = 0) -> Any:
         return tuple(_drawn(one, draw, depth) for one in args)
     if of is tuple:
         return tuple(_drawn(args[0], draw, depth) for _ in range(draw.randrange(4)))
+    if of is abc.Iterator:
+        return _Iterator(_drawn(args[0], draw, depth) for _ in range(draw.randrange(4)))
     if of in _MANY:
         return _MANY[of]([_drawn(args[0], draw, depth) for _ in range(draw.randrange(4))])
     if of in (dict, abc.Mapping) and args[0] is str and _is_array(args[1]):
@@ -254,6 +298,19 @@ def _drawn(kind: Any, draw: random.Random, depth: int = 0) -> Any:
     if inspect.isclass(kind) and kind.__module__.startswith("schedlab.") and depth < _DEEPEST:
         return _made(kind, draw, depth + 1)
     raise UndrawableError(str(kind))
+
+
+@cache
+def _is_known(kind: Any, depth: int) -> bool:
+    """Whether a type, of several that a value may have, can be drawn so deep inside others."""
+    for seed in range(3):
+        try:
+            _drawn(kind, random.Random(seed), depth)
+        except UndrawableError:
+            return False
+        except Exception:  # a value that its own class refuses
+            continue
+    return True
 
 
 def _is_array(kind: Any) -> bool:
@@ -273,6 +330,12 @@ def _array(kind: str, draw: random.Random) -> Any:
 def _function(kind: Any, draw: random.Random, depth: int) -> Callable[..., Any]:
     """Draw a function: what it returns depends on what it is given, and on nothing else."""
     seed = draw.random()
+    if kind is NoReturn:
+
+        def refuses(*args: Any, **named: Any) -> NoReturn:
+            raise _RefusedError(f"{_plain(args)} {_plain(named)}")
+
+        return refuses
     _drawn(kind, random.Random(0), depth)  # whether it can be drawn
 
     def drawn(*args: Any) -> Any:
@@ -356,6 +419,8 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 def _refusal(error: Exception) -> str:
     """Return the type of an error, and its words if they are ours."""
+    if isinstance(error, _RefusedError):
+        return f"refused: {error}"
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -511,6 +576,22 @@ _LEFT_OUT = {
     "experiments.comparing.measured_runs.measure",
     "experiments.comparing.measured_runs.steps_at_level",
     "experiments.comparing.frontend_measurement._gaps", "experiments.report.page.render",
+    "experiments.sweeps.dry_run.describe_plan", "experiments.sweeps.dry_run.time_point",
+    "experiments.sweeps.dry_run._estimate", "experiments.sweeps.dry_run._seconds",
+    "experiments.sweeps.jobs.run_job", "experiments.sweeps.jobs.run_elsewhere",
+    "experiments.specification.named_files._found", "experiments.claims.quoted.load_quoted",
+    # Say with which versions they ran, or ask for pandas or Arrow.
+    "experiments.claims.page.data", "experiments.claims.report.data",
+    "experiments.sweeps.store.Store", "experiments.sweeps.sweep_all.plan",
+    "experiments.outcomes.Results", "sim.record.saved_log.SavedLog",
+    "sim.record.saved_log.read_table", "sim.record.saved_log.write_table",
+    "sim.result._whole_table", "sim.cost.learning.tables._parquet",
+    "sim.cost.learning.tables._all_reduces", "sim.cost.learning.tables._experts",
+    "traces.readers.schedlab._parquet_records",
+    # Long runs, of which a digest would say little.
+    "experiments.claims.claims.load_claims", "experiments.comparing.compare.compare",
+    "experiments.comparing.fitted_profile.save_residuals",
+    "experiments.running.run.run", "experiments.running.run._run",
     "experiments.comparing.frontend_measurement._fit",  # SciPy frees memory twice over such values
 }  # fmt: skip
 
@@ -523,7 +604,7 @@ def subjects(room: str) -> dict[str, Any]:
     for name, value in sorted(vars(module).items()):
         if getattr(value, "__module__", "") != module.__name__ or f"{room}.{name}" in _LEFT_OUT:
             continue
-        if (inspect.isclass(value) and not name.startswith("_") and _can_be_made(value)) or (
+        if (inspect.isclass(value) and _can_be_made(value)) or (
             inspect.isroutine(value) and _parameters_known(value) and _can_draw(value)
         ):
             found[name] = value
