@@ -24,7 +24,8 @@ class World:
         self.members = [self.member(index) for index in range(3)]
         self.fleet = SimpleNamespace(
             now_ns=70 * MS, members=self.members, arrivals={n: f"arrival {n}" for n in range(9)},
-            serving=lambda *roles: self.serving[roles], expects=lambda role: self.is_expected,
+            serving=lambda *roles: self.serving[roles],
+            expects=lambda *roles: {("decode",): self.is_expected}[roles],
             settle_soon=self.noting("settle"), retries=SimpleNamespace(fail=self.noting("fail")),
         )  # fmt: skip
         self.serving = {("decode",): self.members[1:], ("prefill", "mixed"): self.members[:1]}
