@@ -519,6 +519,9 @@ def test_fastserve_with_a_reserve_and_no_memory_to_swap_to_is_refused():
         ({"tiers": [{"name": "cpu", "gib": 0, "link": "pcie-5"}]}, r"gib.*> 0|greater than 0"),
         ({"tiers": [{"name": "cpu", "gib": 1e-6, "link": "pcie-5"}]}, "cpu must hold at least one"),
         ({"tiers": [{"name": "cpu", "gib": 4}]}, "give a link"),
+        ({"tiers": [{"name": "cpu", "gib": 4, "load_gb_per_s": 3}]}, "give a link"),
+        ({"tiers": [{"name": "cpu", "gib": 4, "store_gb_per_s": 3}]}, "give a link"),
+        ({"tiers": [{"name": "cpu", "gib": 4, "num_blocks": 9}]}, "give gib or num_blocks"),
         ({"tiers": [{"name": "cpu", "link": "pcie-5"}]}, "give gib or num_blocks"),
         ({"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-6"}]}, r"link.*pcie-5"),
         (
