@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -355,3 +356,16 @@ def test_class_of_a_notebook_is_kept_in_no_folder(monkeypatch, tmp_path, does):
         asked["find"] = "max workload.request_rate subject to p99_ttft_ms <= 1000"
     with pytest.raises(SpecError, match="keeps results by the source of a policy"):
         does(asked, folder=tmp_path / "kept")
+
+
+def test_modules_of_ours_inside_packages_and_of_others_are_nobodys_own(tmp_path):
+    mine = tmp_path / "mine.py"
+    own = [
+        user_modules._own_file(ModuleSpec(name, None, origin=str(mine)))
+        for name in ("mine", "package.mine", "schedlab", "schedlab.sim.rng", "schedlab_of_mine")
+    ]
+    found = mine.resolve()
+    assert own == [found, found, None, None, found]
+    for origin in (None, "built-in", str(tmp_path / "mine.so")):
+        assert user_modules._own_file(ModuleSpec("mine", None, origin=origin)) is None
+    assert user_modules._own_file(None) is None
