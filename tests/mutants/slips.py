@@ -74,7 +74,7 @@ def every_slip(text: str | None = None) -> list[Slip]:
     """
     if text is None:
         text = LIST.read_text(encoding="utf-8")
-    _, *parts = text.split("\n@@ ")
+    _, *parts = f"\n{text}".split("\n@@ ")
     found = []
     for part in parts:
         head, was, now, *rest = [*part.splitlines(), "", ""]

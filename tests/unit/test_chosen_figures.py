@@ -237,6 +237,7 @@ def test_drawing_writes_the_formats_asked_for_and_the_same_bytes(folder, tmp_pat
         (Chosen(["latency_rate"], ["p99_ttft_ms"]), "takes no --metric"),
         (Chosen(["gantt"]), "shows one run"),
         (Chosen(["cdf"], ["p99_ttft_ms"]), "one --metric"),
+        (Chosen(["pareto"], ["p99_ttft_ms", "p99_tpot_ms"]), "one --metric against one --x"),
         (Chosen(["tuned"]), "is of no search"),
     ],
 )

@@ -49,6 +49,9 @@ def test_slip_whose_line_is_gone_or_is_there_twice_is_refused_by_name(source, ti
 def test_slips_written_wrongly_are_refused_with_their_heading():
     with pytest.raises(ValueError, match=r"'-' and '\+': sim/rng\.py: no new line"):
         every_slip("head\n\n@@ sim/rng.py: no new line\n-a = 1\n")
+    first = "@@ sim/rng.py: the first of a list without a head\n-a = 1\n+a = 2\n"
+    assert every_slip(first * 2) == every_slip(f"head\n\n{first * 2}")
+    assert len(every_slip(first * 2)) == 2
 
 
 FAIRNESS = "sim/metrics/fairness.py"

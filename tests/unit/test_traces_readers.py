@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -147,6 +148,15 @@ def test_azure_2023_with_seven_decimals_is_exact(file):
 
 def test_azure_2024_with_zones_and_mixed_precision_is_exact(file):
     assert read(file(AZURE_2024)).arrival_ns.tolist() == [0, 990_070_000, 2_490_070_000]
+
+
+@pytest.mark.parametrize("wrong", ["4 2023", "4+0x", "4Z0"])
+def test_azure_time_with_something_behind_it_is_refused(file, wrong):
+    row = f"2023-11-16 18:17:03.979960{wrong},374,44"
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    with pytest.raises(TraceError, match=rf"TIMESTAMP is '2023.*{re.escape(wrong)}', expected"):
+        read(file(f"{head}\n{row}\n"))
+    assert len(read(file(f"{head}\n{row.replace(wrong, '4')}\n"))) == 1
 
 
 def test_burstgpt_failed_calls_are_dropped_and_counted(file):

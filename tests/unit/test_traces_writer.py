@@ -91,7 +91,11 @@ def test_trace_written_for_load_generators_is_burstgpts_and_reads_back(tmp_path)
 
 @pytest.mark.parametrize(
     ("name", "layout", "said"),
-    [("t.parquet", "burstgpt", "is CSV"), ("t.csv", "burstgtp", "did you mean burstgpt")],
+    [
+        ("t.parquet", "burstgpt", "is CSV"),
+        ("t.csv.gz", "burstgpt", "is CSV"),
+        ("t.csv", "burstgtp", "did you mean burstgpt"),
+    ],
 )
 def test_layout_that_cannot_be_written_is_refused(name, layout, said, tmp_path):
     with pytest.raises(TraceError, match=said):
