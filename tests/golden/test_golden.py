@@ -105,7 +105,9 @@ SLOW = re.compile(
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
     "answers of (experiments|traces)|edges knobs|backends|figure throughput|"
-    "damaged|told of fleet|sitting (one hangs|all well)|figure latency_rate|live figure"
+    "damaged|told of fleet|sitting (one hangs|all well)|figure latency_rate|live figure|"
+    "told short drafts|tiles|compared|"
+    "answers of sim.(metrics.targets|cost.learning.fit|record.perfetto)"
 )
 
 

@@ -78,6 +78,7 @@ def test_fleet_of_engines_with_one_seat_is_as_many_single_servers(name, knobs):
     assert requests["finish_ns"].tolist() == finish_ns.tolist()
 
 
+@pytest.mark.slow
 def test_random_splitting_makes_every_server_an_mm1():
     # Thinning a Poisson process gives independent ones: T = E[S] / (1 - rho), whoever the others.
     load = 0.6

@@ -94,6 +94,7 @@ def test_piece_of_time_is_up_whose_middle_an_engine_served_its_end_not_counted()
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_engines_over_time_are_where_they_were_in_a_live_figure_too(result):
     figure = plots.engines_over_time(result, "title")
     shown = next(one for one in traces_and_layout(figure)["data"] if one["type"] == "heatmap")
@@ -133,6 +134,7 @@ def test_transfers_have_a_row_for_each_prompt_that_went_elsewhere(result):
     assert told in [text.get_text() for text in figure.findobj(Text)]
 
 
+@pytest.mark.slow
 def test_transfer_that_begins_before_the_first_token_waits_for_nothing(result):
     columns = {name: column.copy() for name, column in result.requests.items()}
     early = columns["transfer_start_ns"] - 2_000_000
@@ -188,6 +190,7 @@ def test_figures_of_a_fleet_refuse_a_single_engine():
         plots.goodput_per_dollar({"a": [float("nan")]}, "title")
 
 
+@pytest.mark.slow
 def test_report_tells_each_engine_of_a_run_and_each_fleet_of_a_sweep(tmp_path):
     run_into(make_spec(FLEET), tmp_path / "one", InProcess())
     one = read_results(tmp_path / "one")

@@ -425,6 +425,7 @@ def test_comparison_priced_at_the_level_of_its_rounds_holds_where_the_profiles_o
         assert second.prompt_step_s == pytest.approx(1e-3, abs=5e-5)
 
 
+@pytest.mark.slow
 def test_level_runs_on_a_machine_slower_than_its_profile_are_as_large_as_its_runs(
     monkeypatch, profile
 ):

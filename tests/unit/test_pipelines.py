@@ -695,6 +695,7 @@ def test_steps_and_stages_of_a_fleet_are_those_of_its_engines():
 # -- experiments ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fleet_of_pipelines_counts_all_gpus_and_has_bubbles_of_pipelines_alone(tmp_path):
     pools = {
         "piped": {"count": 2},

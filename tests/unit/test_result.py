@@ -126,6 +126,7 @@ def test_to_vllm_json_has_each_metric_under_its_own_name(monkeypatch):
         assert exported[key] == told[other.get(key, key)], key
 
 
+@pytest.mark.slow
 def test_save_and_load_give_the_same_result(tmp_path):
     result().save(tmp_path / "run")
     loaded = RunResult.load(tmp_path / "run")

@@ -53,6 +53,7 @@ def test_scatter_multiplies_each_step_by_the_factor_of_its_stretch_and_kind():
     assert {d for d, p in zip(decodes, prompts, strict=True) if p == 800} == {500}
 
 
+@pytest.mark.slow
 def test_scatter_depends_on_the_number_of_the_step_alone():
     whole = Scatter(SPREAD, 1, 0, 0).scattered([1000] * 9000, 0, has_prompts=False)
     piecewise = Scatter(SPREAD, 1, 0, 0)

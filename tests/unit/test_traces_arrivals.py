@@ -127,6 +127,7 @@ def test_constant_arrivals_have_equal_gaps_from_time_zero():
     assert constant(4.0)(4).tolist() == [0, 250_000_000, 500_000_000, 750_000_000]
 
 
+@pytest.mark.slow
 def test_constant_arrivals_at_a_rate_that_no_nanosecond_divides_do_not_drift():
     assert constant(3.0)(3_000_001)[-1] == 1_000_000 * 10**9
 
