@@ -61,6 +61,15 @@ def test_fcfs_and_priority_take_the_steps_of_vllm(first):
             assert difference is None, f"{where}, workload {seed} ({workload.kind}): {difference}"
 
 
+def _with_ends_unforeseen(seed):
+    """Draw a workload; every other one is planned ahead and has answers that end early."""
+    workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
+    if seed % 2 == 0:
+        return workload
+    workload = workload._replace(config=replace(workload.config, async_scheduling=True))
+    return workloads.cut_short(workload, seed, may_abort=False)
+
+
 @pytest.mark.parametrize("first", range(0, WORKLOADS // 2, CHUNK))
 def test_batches_in_a_pipeline_are_those_of_vllm(first):
     for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
@@ -78,11 +87,7 @@ def test_batches_in_a_pipeline_are_those_of_vllm(first):
 )
 def test_batches_that_a_pipeline_plans_ahead_are_those_of_vllm(first):
     for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
-        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
-        if seed % 2:
-            config = replace(workload.config, async_scheduling=True)
-            workload = workload._replace(config=config)
-            workload = workloads.cut_short(workload, seed, may_abort=False)
+        workload = _with_ends_unforeseen(seed)
         workload = workloads.divide(workload, seed, ahead=True)
         ours, theirs = schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
         difference = first_difference(ours, theirs)
@@ -105,11 +110,7 @@ def test_drafts_are_verified_in_the_steps_of_vllm(first):
 @pytest.mark.parametrize("first", range(0, WORKLOADS // 2, CHUNK))
 def test_drafts_that_are_planned_ahead_are_verified_in_the_steps_of_vllm(first):
     for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
-        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
-        if seed % 2:
-            config = replace(workload.config, async_scheduling=True)
-            workload = workload._replace(config=config)
-            workload = workloads.cut_short(workload, seed, may_abort=False)
+        workload = _with_ends_unforeseen(seed)
         workload = workloads.speculate(workload, seed, ahead=True)
         ours, theirs = schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
         difference = first_difference(ours, theirs)
