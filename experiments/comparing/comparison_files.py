@@ -89,7 +89,7 @@ def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any
             }
             for point in found
         ],
-        **({"off_told": off_told(found)} if off_told(found) else {}),
+        **({"off_told": off} if (off := off_told(found)) else {}),
         "provenance": {
             key: origin[key]
             for key in ("cost_model", "scheduling_overhead", "versions", "git_commit", "engine")
@@ -120,7 +120,7 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
         "one; the interval is a 95 % bootstrap over requests. ok: within "
         f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
         "",
-        *([off_told(found), ""] if off_told(found) else []),
+        *([off, ""] if (off := off_told(found)) else []),
         *_level_section(found, spec),
     ]
     for point in found:

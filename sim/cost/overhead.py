@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from schedlab.sim.errors import SpecError
 
@@ -61,11 +61,7 @@ class SchedulingOverhead:
     per_queued_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in (
-            "base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s",
-            "per_queued_step_s",
-        ):  # fmt: skip
-            value = getattr(self, key)
+        for key, value in asdict(self).items():
             if not (math.isfinite(value) and 0 <= value <= _LARGEST_S):
                 raise SpecError(
                     f"overhead: {key} must be finite and >= 0 (and at most {_LARGEST_S:g}), "
