@@ -580,6 +580,8 @@ _LEFT_OUT = {
     "experiments.sweeps.dry_run._estimate", "experiments.sweeps.dry_run._seconds",
     "experiments.sweeps.jobs.run_job", "experiments.sweeps.jobs.run_elsewhere",
     "experiments.specification.named_files._found", "experiments.claims.quoted.load_quoted",
+    # Answers by how deep the checkout and the home folder lie.
+    "experiments.specification.named_files._candidates",
     # Say with which versions they ran, or ask for pandas or Arrow.
     "experiments.claims.page.data", "experiments.claims.report.data",
     "experiments.sweeps.store.Store", "experiments.sweeps.sweep_all.plan",
