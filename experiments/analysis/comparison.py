@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,10 +29,6 @@ METRICS = (
 
 RANKED = ("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "p99_tpot_ms", "mean_e2el_ms")
 """By which policies are ranked on both backends."""
-
-THROUGHPUT_BAR, LATENCY_BAR = 0.05, 0.10
-"""Errors that a replay should stay within, unless it lies in the spread of repeated runs; the
-second is of whatever is no throughput."""
 
 _RESAMPLES = 1000
 
@@ -60,6 +57,10 @@ class Compared:
         where a metric is not one of single requests.
     num_runs : int
         How often it was measured.
+    deviation : float
+        Standard deviation of the measured runs (of a sample, n - 1); NaN of a single one.
+    bar : float
+        The largest error that holds whatever the spread.
     off_by_chance : float or None
         In what share of trials the simulation would not hold if runs that it drew itself were taken
         for the measured ones; `None` where it drew too few to tell.
@@ -74,6 +75,8 @@ class Compared:
     error: float
     interval: tuple[float, float] | None
     num_runs: int
+    deviation: float
+    bar: float
     off_by_chance: float | None = None
 
     @property
@@ -84,6 +87,15 @@ class Compared:
         return (self.high - self.low) / 2 / self.measured
 
     @property
+    def deviations(self) -> float:
+        """By how many standard deviations of measured runs the simulation is beside their mean.
+
+        NaN where that is unknown: of a single run, or of runs that are all alike.
+        """
+        apart = self.simulated - self.measured
+        return apart / self.deviation if self.deviation > 0 else math.nan
+
+    @property
     def in_spread(self) -> bool:
         """Whether the simulation lies among the repeated measurements."""
         return self.low <= self.simulated <= self.high
@@ -91,11 +103,17 @@ class Compared:
     @property
     def holds(self) -> bool:
         """Whether the error is within its bar, or the simulation within the spread."""
-        return self.in_spread or abs(self.error) <= _bar(self.metric)
+        return self.in_spread or abs(self.error) <= self.bar
 
 
 def compare_runs(
-    policy: str, measured: Sequence[RunResult], simulated: Sequence[RunResult], seed: int = 0
+    policy: str,
+    measured: Sequence[RunResult],
+    simulated: Sequence[RunResult],
+    seed: int = 0,
+    *,
+    throughput_bar: float = 0.05,
+    latency_bar: float = 0.1,
 ) -> list[Compared]:
     """Compare repeated measured runs with simulated ones of the same workload.
 
@@ -110,6 +128,8 @@ def compare_runs(
         of each of the measured runs in turn.
     seed : int
         Of the bootstrap, and of which runs are taken for measured ones.
+    throughput_bar, latency_bar : float
+        Errors to stay within; the second is of whatever is no throughput.
 
     Returns
     -------
@@ -126,17 +146,15 @@ def compare_runs(
         draws = [float(other[metric]) for other in others]
         found = math.fsum(draws) / len(draws)
         error = found / mean - 1 if mean else math.nan
+        bar = throughput_bar if metric.endswith("throughput") else latency_bar
+        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
         row = Compared(
             policy, metric, mean, min(values), max(values), found, error,
-            intervals.get(metric), len(values),
-            _off_by_chance(np.array(draws), len(values), _bar(metric), seed),
+            intervals.get(metric), len(values), deviation, bar,
+            _off_by_chance(np.array(draws), len(values), bar, seed),
         )  # fmt: skip
         rows.append(row)
     return rows
-
-
-def _bar(metric: str) -> float:
-    return THROUGHPUT_BAR if metric.endswith("throughput") else LATENCY_BAR
 
 
 def _off_by_chance(draws: Floats, num_runs: int, bar: float, seed: int) -> float | None:

@@ -326,7 +326,10 @@ def _compared(
         label=point.label,
         policy=_policy(point),
         load=_load(point),
-        rows=compare_runs(point.label, [one.result for one in measured.values()], simulated, seed),
+        rows=compare_runs(
+            point.label, [one.result for one in measured.values()], simulated, seed,
+            throughput_bar=point.spec.real.throughput_bar, latency_bar=point.spec.real.latency_bar,
+        ),
         num_runs=len(measured),
         is_checked=checked is not None,
         modelled_difference=modelled.explain() if modelled else None,

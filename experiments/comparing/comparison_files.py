@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.analysis.comparison import (
-    LATENCY_BAR,
-    THROUGHPUT_BAR,
     Compared,
     rank_agreement,
 )
@@ -61,7 +59,7 @@ def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any
         "name": spec.name,
         "spec": relative_paths(spec.to_data()),
         "spec_hash": spec_hash(spec),
-        "bars": {"throughput": THROUGHPUT_BAR, "latency": LATENCY_BAR},
+        "bars": {"throughput": spec.real.throughput_bar, "latency": spec.real.latency_bar},
         "rank_agreement_kendall_tau": agreement(found),
         "runs": runs_told(found, spec),
         **({"levels": {"told": level_told(spec), "by_load": levels}} if levels else {}),
@@ -82,6 +80,7 @@ def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any
                     {
                         **asdict(row),
                         "spread": row.spread,
+                        "deviations": row.deviations,
                         "within_bar_or_spread": row.holds,
                     }
                     for row in point.rows
@@ -104,7 +103,7 @@ SHOWN = (
 )  # fmt: skip
 
 
-HEADER = ("metric", "measured", "spread", "simulated", "error", "interval", "")
+HEADER = ("metric", "measured", "spread", "simulated", "error", "deviations", "interval", "")
 """Of a table of `point_rows`."""
 
 
@@ -117,8 +116,10 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
         "",
         f"Device {real['device']}, clock {real['clock']}, {runs_told(found, spec)}. The error is "
         "simulated / measured - 1; the spread is half the range of the measured runs, - of a lone "
-        "one; the interval is a 95 % bootstrap over requests. ok: within "
-        f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
+        "one; deviations are those of the simulation from their mean, in standard deviations of "
+        "theirs; the interval is a 95 % bootstrap over requests. ok: within "
+        f"{spec.real.throughput_bar:.0%} (throughput) or {spec.real.latency_bar:.0%} (latency), or "
+        "inside the spread.",
         "",
         *([off, ""] if (off := off_told(found)) else []),
         *_level_section(found, spec),
@@ -257,7 +258,8 @@ def _cells(row: Compared) -> tuple[str, ...]:
     interval = "" if row.interval is None else "{:+.1%} .. {:+.1%}".format(*row.interval)
     return (
         row.metric, f"{row.measured:.4g}", percent(row.spread), f"{row.simulated:.4g}",
-        percent(row.error, signed=True), interval,
+        percent(row.error, signed=True),
+        "-" if math.isnan(row.deviations) else f"{row.deviations:+.1f}", interval,
         "ok" if row.holds else "off" + _chance_told(row),
     )  # fmt: skip
 

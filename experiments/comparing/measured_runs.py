@@ -192,14 +192,15 @@ def run_identity(spec: ExperimentSpec) -> str:
     -------
     str
         SHA-256 (hex) of its keys and of the kernels' source. Not in it: name and claim, how often
-        the point is measured, and, unless the clock goes by it, the cost model.
+        the point is measured, what is called ok, and, unless the clock goes by it, the cost model.
     """
     data = spec.to_data()
     for key in ("name", "claim"):
         data.pop(key, None)
     if spec.real.clock != "modelled":
         del data["cost_model"]
-    data["real"] = {key: value for key, value in data["real"].items() if key != "repeats"}
+    aside = ("repeats", "throughput_bar", "latency_bar")
+    data["real"] = {key: value for key, value in data["real"].items() if key not in aside}
     return data_hash({"point": data, "kernels": kernels(spec.backend, spec.real.device)})
 
 

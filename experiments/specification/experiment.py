@@ -16,6 +16,7 @@ from schedlab.experiments.specification.fields import (
     Count,
     Data,
     NonNegative,
+    Positive,
     Section,
     shorthand,
     whole,
@@ -60,6 +61,15 @@ class Real(Section):
     )
     repeats: Count = Field(
         default=3, description="Measured runs of each point in a comparison with the simulation."
+    )
+    throughput_bar: Positive = Field(
+        default=0.05,
+        description="Largest error of a throughput that a comparison calls ok, as a share.",
+    )
+    latency_bar: Positive = Field(
+        default=0.1,
+        description="The same of whatever is no throughput: latencies, preemptions, use of the KV "
+        "cache.",
     )
     level_requests_per_client: Count | None = Field(
         default=None,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -159,7 +160,8 @@ def on_real(data):
 
 def test_identity_of_a_run_is_of_all_that_it_depends_on():
     plain = run_identity(on_real(SPEC))
-    assert run_identity(on_real({**SPEC, "real": {"repeats": 7}})) == plain
+    for aside in ({"repeats": 7}, {"throughput_bar": 0.3}, {"latency_bar": 0.3}):
+        assert run_identity(on_real({**SPEC, "real": aside})) == plain
     assert run_identity(on_real({**SPEC, "seed": 7})) != plain
     assert run_identity(on_real({**SPEC, "real": {"threads": 2}})) != plain
     modelled = {"clock": "modelled"}
@@ -291,7 +293,7 @@ def test_measured_runs_folder_with_other_files_is_left_alone(tmp_path):
 def row(policy, measured, simulated):
     return Compared(
         policy, "p99_ttft_ms", measured, measured, measured, simulated,
-        simulated / measured - 1, None, 1,
+        simulated / measured - 1, None, 1, math.nan, 0.1,
     )  # fmt: skip
 
 
@@ -307,9 +309,9 @@ def test_compared_holds_within_the_bar_or_inside_the_spread():
     assert inside.holds
     assert not row("a", 100.0, 130.0).holds
     assert row("a", 100.0, 109.0).holds
-    throughput = replace(row("a", 100.0, 105.1), metric="output_throughput")
-    assert not throughput.holds
-    assert replace(throughput, simulated=104.9, error=0.049).holds
+    stricter = replace(row("a", 100.0, 105.1), bar=0.05)
+    assert not stricter.holds
+    assert replace(stricter, simulated=104.9, error=0.049).holds
 
 
 @pytest.mark.parametrize(("of", "is_found"), [(None, True), ("ours", True), ("another", False)])

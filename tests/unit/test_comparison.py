@@ -75,6 +75,28 @@ def test_spread_is_that_of_several_runs_and_unknown_of_one():
     assert math.isnan(dataclasses.replace(apart, measured=0.0).spread)
 
 
+def test_deviations_are_those_from_the_mean_of_the_measured_runs_in_theirs():
+    runs = [scaled(result(), factor) for factor in (0.9, 1.0, 1.1)]
+    rows = {row.metric: row for row in compare_runs("fcfs", runs, [scaled(result(), 1.15)])}
+    assert rows["mean_e2el_ms"].deviations == pytest.approx(1.5, abs=1e-4)
+    assert math.isnan(rows["num_preemptions"].deviations), "all runs alike"
+    (row, *_) = compare_runs("fcfs", runs[:1], [result()])
+    assert math.isnan(row.deviation)
+    assert math.isnan(row.deviations)
+
+
+def test_bars_are_those_given_of_throughputs_and_of_whatever_else():
+    one, other = result(), scaled(result(), 1.04)
+    bars = {"throughput_bar": 0.03, "latency_bar": 0.045}
+    rows = {row.metric: row for row in compare_runs("fcfs", [one], [other], **bars)}
+    assert {rows[f"{name}_throughput"].bar for name in ("request", "output")} == {0.03}
+    assert not rows["output_throughput"].holds
+    assert rows["mean_ttft_ms"].holds
+    assert {row.bar for row in rows.values() if "throughput" not in row.metric} == {0.045}
+    usual = {row.metric: row.bar for row in compare_runs("fcfs", [one], [other])}
+    assert (usual["request_throughput"], usual["kv_utilization"]) == (0.05, 0.1)
+
+
 def chance_of(draws, num_runs, bar=0.1):
     return comparison._off_by_chance(np.array(draws, dtype=float), num_runs, bar, seed=1)
 

@@ -446,10 +446,15 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     machine_at(monkeypatch, ROUNDS)
     monkeypatch.setattr(comparison, "_DRAWS", 8)  # fewer would tell no chance
     spec = spec_of(profile, scatters=True)
+    spec = spec.model_copy(
+        update={"real": spec.real.model_copy(update={"throughput_bar": 0.02, "latency_bar": 0.07})}
+    )
     found = comparison.compare(spec, check=False)
     assert [point.num_simulated for point in found] == [8] * 4
+    assert {row.bar for row in found[0].rows} == {0.02, 0.07}
     assert markdown(found[:1], spec).startswith(f"# {spec.name}: measured against simulated\n")
     text = markdown(found, spec)
+    assert "ok: within 2% (throughput) or 7% (latency), or inside the spread." in text
     chances = [row.off_by_chance for point in found for row in point.rows if row.metric in SHOWN]
     off = sum(not row.holds for point in found for row in point.rows if row.metric in SHOWN)
     told = f"{off} of {len(chances)} figures below are off. Were the measured runs drawn from the "
@@ -468,6 +473,9 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     row_s = found[0].levels[0].run_level.lone_row_s
     assert {row[3] for row in rows[:2]} == {f"{row_s * 1e6:+.0f} µs"}
     data = to_data(found, spec)
+    assert data["bars"] == {"throughput": 0.02, "latency": 0.07}
+    told = data["points"][0]["metrics"][0]
+    assert told["deviations"] == (told["simulated"] - told["measured"]) / told["deviation"]
     assert data["levels"]["by_load"]["request_rate=20"]["2"]["num_steps"] == int(rows[1][-1])
     told = data["provenance"]["cost_model"]["meta"]["level"]
     assert told["run_level_of_profile"] == {
@@ -513,13 +521,14 @@ def test_point_is_held_against_its_own_runs_levels_and_arrivals(
             np.array([len(steps), 0 if level is None else level.num_steps]),
             np.array([10 * len(steps), -1]),
         ),
-        "compare_runs": lambda *given: given,
+        "compare_runs": lambda *given, **bars: (*given, bars),
         "step_errors": lambda predicted, measured: (predicted.tolist(), measured.tolist()),
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(comparison, name, stand_in)
     sweep = {"policy": ["fcfs", "prefill_first"], "workload.request_rate": [20]}
-    spec = spec_of(profile, scatters=True, sweep=sweep)
+    bars = {"throughput_bar": 0.06, "latency_bar": 0.07}
+    spec = spec_of(profile, scatters=True, sweep=sweep, real={"clock": "virtual", **bars})
     point = comparison.points(spec)[1]
     measured = {
         2: MeasuredRun("result 2", ["a", "b", "c"], "here"),
@@ -536,13 +545,14 @@ def test_point_is_held_against_its_own_runs_levels_and_arrivals(
     else:
         simulated = [(level, "sim", None) for level in at]
     if scatters or has_levels:
-        assert found.rows == (point.label, ["result 2", "result 0"], simulated, 31)
+        assert found.rows == (point.label, ["result 2", "result 0"], simulated, 31, bars)
         assert found.simulated == simulated[0]
         assert found.num_simulated == len(simulated)
     else:
         assert found.num_simulated == 1
         assert found.simulated.requests["id"].tolist() == [7, 4]
-        assert found.rows == (point.label, ["result 2", "result 0"], [found.simulated], 31)
+        kept = ["result 2", "result 0"]
+        assert found.rows == (point.label, kept, [found.simulated], 31, bars)
     assert (found.label, found.policy, found.load) == (
         point.label,
         "prefill_first",
