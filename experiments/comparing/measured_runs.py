@@ -191,16 +191,19 @@ def run_identity(spec: ExperimentSpec) -> str:
     Returns
     -------
     str
-        SHA-256 (hex) of its keys and of the kernels' source. Not in it: name and claim, how often
-        the point is measured, what is called ok, and, unless the clock goes by it, the cost model.
+        SHA-256 (hex) of its keys and of the kernels' source. Not in it: keys that have their default
+        value, so that a run stays what it was when a later version has more of them; name and
+        claim, how often the point is measured, what is called ok, and, unless the clock goes by it,
+        the cost model.
     """
-    data = spec.to_data()
+    data = spec.changes()
     for key in ("name", "claim"):
         data.pop(key, None)
     if spec.real.clock != "modelled":
-        del data["cost_model"]
+        data.pop("cost_model", None)
     aside = ("repeats", "throughput_bar", "latency_bar")
-    data["real"] = {key: value for key, value in data["real"].items() if key not in aside}
+    real = data.get("real", {})
+    data["real"] = {key: value for key, value in real.items() if key not in aside}
     return data_hash({"point": data, "kernels": kernels(spec.backend, spec.real.device)})
 
 

@@ -188,16 +188,27 @@ class ExperimentSpec(Section):
         assert isinstance(data, dict)
         return data
 
+    def changes(self) -> Data:
+        """Return what `to_data` does, without the keys that have their default values."""
+        data = _plain(self, with_defaults=False)
+        assert isinstance(data, dict)
+        return data
 
-def _plain(value: object) -> object:
+
+def _plain(value: object, with_defaults: bool = True) -> object:
     if isinstance(value, BaseModel):
-        declared = {key: getattr(value, key) for key in type(value).model_fields}
-        data = {key: _plain(item) for key, item in declared.items() if item is not None}
+        data = {}
+        for key, field in type(value).model_fields.items():
+            item = getattr(value, key)
+            default = None if with_defaults else field.get_default(call_default_factory=True)
+            if item is not None and item != default:
+                data[key] = _plain(item, with_defaults)
         # A knob set to null says something (its default may differ), an absent section does not.
-        data |= {key: _plain(item) for key, item in (value.model_extra or {}).items()}
+        extra = (value.model_extra or {}).items()
+        data |= {key: _plain(item, with_defaults) for key, item in extra}
         return {key: item for key, item in data.items() if item or key not in _MAY_BE_EMPTY}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, with_defaults) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, with_defaults) for item in value]
     return value

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,11 @@ from schedlab.experiments.comparing.measured_runs import (  # noqa: E402
     measure,
     run_identity,
 )
-from schedlab.experiments.specification.loading import make_spec  # noqa: E402
+from schedlab.experiments.specification.loading import load_spec, make_spec  # noqa: E402
 from schedlab.experiments.specification.sweep import points  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = {
     "name": "tiny",
     "model": "schedlab-tiny",
@@ -162,6 +164,8 @@ def test_identity_of_a_run_is_of_all_that_it_depends_on():
     plain = run_identity(on_real(SPEC))
     for aside in ({"repeats": 7}, {"throughput_bar": 0.3}, {"latency_bar": 0.3}):
         assert run_identity(on_real({**SPEC, "real": aside})) == plain
+    # A key that is written with its default value is one that an earlier version may not have had.
+    assert run_identity(on_real({**SPEC, "real": {"threads": 1}, "replications": 1})) == plain
     assert run_identity(on_real({**SPEC, "seed": 7})) != plain
     assert run_identity(on_real({**SPEC, "real": {"threads": 2}})) != plain
     modelled = {"clock": "modelled"}
@@ -281,6 +285,23 @@ def test_run_is_not_interrupted_by_searches_and_nothing_that_the_caller_froze_is
     monkeypatch.setattr(measured_runs, "run", lambda spec, record: told.append("run"))
     measure(on_real(SPEC))
     assert told == asked
+
+
+def test_runs_kept_in_the_repository_are_those_of_their_experiment(monkeypatch):
+    folder = ROOT / "docs" / "results" / "h200" / "measured"
+    names = {path.parent.name for path in folder.glob("*/run.json")}
+    texts = [(folder / name / "run.json").read_text() for name in names]
+    (of_kernels,) = {json.loads(text)["kernels"] for text in texts}
+    monkeypatch.setattr(measured_runs, "kernels", lambda *about: of_kernels)
+    found = set()
+    for point in comparison_module.points(load_spec(ROOT / "experiments" / "compare-h200.yaml")):
+        spec = comparison_module._on(point.spec, "real")
+        for repeat in range(point.spec.real.repeats):
+            name = f"{spec.policy.name}-{run_identity(spec)[:16]}-repeat-{repeat}"
+            if name in names and MeasuredRuns(folder).find(spec, repeat) is not None:
+                found.add(name)
+    assert len(names) > 1
+    assert found == names
 
 
 def test_measured_runs_folder_with_other_files_is_left_alone(tmp_path):
