@@ -37,7 +37,7 @@ from tests.mutants.slips import LIST, Slip, every_slip
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 6 << 30
 OPTIONS = ("-q", "--hypothesis-profile=quick", "-p", "no:cacheprovider")
-UNDECIDED = 2
+UNDECIDED, UNREACHED = 2, 3
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ class Fate:
     caught : bool
         Whether anything failed.
     how : str
-        "failed", "hung" (a single test did), "died", "survived", or "undecided": asking all of
-        them would have taken too long.
+        "failed", "hung" (a single test did), "died", "survived", "unreached" (no test was seen to
+        run its line, and it outlived those asked instead), or "undecided": asking all of them would
+        have taken too long.
     seconds : float
         Wall time.
     by : str
@@ -299,7 +300,8 @@ class Children:
             Otherwise there is no bug, and its module's own tests and the golden tables are asked:
             one that fails then would count every bug as caught.
         reached : mapping, optional
-            What `survey` saw: those that run its line are asked, fastest first.
+            What `survey` saw: those that run its line are asked, fastest first; if none is known
+            to (kernels in Triton's interpreter, other processes), as without it.
         """
         start = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="mutant-"))
@@ -341,8 +343,8 @@ class Children:
         self._config._tmp_path_factory._basetemp = folder
         self._config.get_terminal_writer()._file = io.StringIO()
         nodes = in_turn(asked, _slowness(self._items))
-        if planted and reached is not None:
-            seconds = reached.get(str(mutant), {})
+        seconds = {} if reached is None else reached.get(str(mutant), {})
+        if planted and seconds:
             nodes = sorted(seconds, key=seconds.__getitem__)
         self._config.pluginmanager.register(_Quits(writing))
 
@@ -352,7 +354,7 @@ class Children:
             _confine(limit_s)
 
         self._run([self._items[node] for node in nodes], before)
-        return 0
+        return 0 if seconds or reached is None else UNREACHED
 
 
 class _Quits:
@@ -407,9 +409,9 @@ def judge_anew(mutant: Mutant, limit_s: float) -> Fate:
 
 
 def _fate(status: int, start_s: float, by: str = "") -> Fate:
-    told = {0: "survived", 1: "failed", UNDECIDED: "undecided", -signal.SIGXCPU: "hung"}
-    how = told.get(status, "died")
-    return Fate(how not in ("survived", "undecided"), how, time.monotonic() - start_s, by)
+    outlived = {0: "survived", UNDECIDED: "undecided", UNREACHED: "unreached"}
+    how = (outlived | {1: "failed", -signal.SIGXCPU: "hung"}).get(status, "died")
+    return Fate(status not in outlived, how, time.monotonic() - start_s, by)
 
 
 def _slowness(items: dict[str, Any]) -> dict[str, bool]:
