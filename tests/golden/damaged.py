@@ -109,6 +109,10 @@ def _of_table(text: str) -> Iterator[Change]:
             "named otherwise",
             _table([[*header[:i], f"{column}s", *header[i + 1 :]], *rows]),
         )
+    further = ["further", *("7" for _ in rows)]
+    whole = [header, *rows]
+    yield "columns", "one more", _table([[*row, c] for row, c in zip(whole, further, strict=True)])
+    yield "columns", "first one", _table([[c, *row] for row, c in zip(whole, further, strict=True)])
     yield "rows", "none", _table([header])
     yield "rows", "one", _table([header, rows[0]])
     yield "rows", "turned round", _table([header, *rows[::-1]])
@@ -128,6 +132,8 @@ def _of_lines(text: str) -> Iterator[Change]:
     for at in sorted({0, len(rows) - 1}):
         for key, how, changed in _of_value(rows[at]):
             yield key, f"row {at}: {how}", _lines([*rows[:at], changed, *rows[at + 1 :]])
+    yield "keys", "one more", _lines([{**row, "further": 7} for row in rows])
+    yield "keys", "first one", _lines([{"further": 7, **row} for row in rows])
     yield "rows", "one", _lines(rows[:1])
     yield "rows", "turned round", _lines(rows[::-1])
     yield "rows", "the last twice", _lines([*rows, rows[-1]])
@@ -144,6 +150,10 @@ def _of_value(whole: Any) -> Iterator[tuple[str, str, Any]]:
         for value in _VALUES:
             yield key, json.dumps(value), _with(whole, path, value)
         yield key, "left out", _with(whole, path, _with)
+        if isinstance(_at(whole, path), dict):
+            yield key, "a key more", _with(whole, (*path, "further"), 7)
+    if isinstance(whole, dict):
+        yield "keys", "one more", {**whole, "further": 7}
 
 
 def _key(path: tuple[Any, ...]) -> str:
@@ -162,11 +172,16 @@ def _paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from _paths(one, (*above, key))
 
 
+def _at(whole: Any, path: tuple[Any, ...]) -> Any:
+    for part in path:
+        whole = whole[part]
+    return whole
+
+
 def _with(whole: Any, path: tuple[Any, ...], value: Any) -> Any:
     """Return a copy with another value at a place, or without one there (if it is this)."""
-    at = copy = deepcopy(whole)
-    for part in path[:-1]:
-        at = at[part]
+    copy = deepcopy(whole)
+    at = _at(copy, path[:-1])
     if value is _with:
         del at[path[-1]]
     else:

@@ -88,6 +88,10 @@ _OWN = (
     "0.500000001,33,6,64,,,,20.5,,,,1 3 4,16\n"
     "75,16,600,600,-2,,,,,,s1,,16\n"
 )
+_CUSTOM = _lines(
+    {"prompt": "one", "output_tokens": 4, "prompt_tokens": 9, "application": "chat"},
+    {"prompt": "two", "output_tokens": 5, "prompt_tokens": 8},
+)
 _GUIDELLM = json.dumps({"benchmarks": [{"requests": {
     "successful": [
         {"prompt_tokens": 30, "output_tokens": 3, "info": {"timings": {
@@ -118,6 +122,7 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "burstgpt sessions": (_BURST, {"sessions": True}),
     "sharegpt sessions": (trace_samples.SHAREGPT, {"sessions": True, "tokenizer": "estimate"}),
     "schedlab": (_OWN, {}),
+    "vllm_custom applications": (_CUSTOM, {}),
     "guidellm": (_GUIDELLM, {"format": "client_results"}),
     "inference-perf": (_INFERENCE_PERF, {}),
 }

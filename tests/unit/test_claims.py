@@ -676,6 +676,16 @@ def test_anchor_of_a_heading_is_that_of_github():
     assert anchor("TTFT at 2 req/s, a_b-c (x)") == "ttft-at-2-reqs-a_b-c-x"
 
 
+def test_page_of_claims_is_written_as_the_page_that_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "markdown", lambda *asked: f"{asked}\n")
+    monkeypatch.setattr(report, "data", lambda findings: {"of": list(findings)})
+    paths = report.write(["a"], tmp_path / "new", "fleets")
+    assert [path.name for path in paths] == ["fleets.md", "fleets.json"]
+    assert paths[0].read_text() == "(['a'], 'fleets')\n"
+    assert json.loads(paths[1].read_text()) == {"of": ["a"]}
+    assert [path.name for path in report.write([], tmp_path)] == ["policies.md", "policies.json"]
+
+
 def test_sentence_on_a_figure_says_what_was_compared_where_and_how_it_came_out(monkeypatch):
     monkeypatch.setattr(report, "cells", lambda measured: ["", "", "", "found", "verdict"])
     monkeypatch.setattr(report, "_where", lambda spec, figure, side: f"<{side}>")

@@ -919,6 +919,49 @@ def test_aiconfigurator_that_fails_says_why_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor_parallel_size", "narrow_requests"),
+    [
+        ("llama-2-70b", 4, None),
+        ("llama-2-7b", 2, 2),
+        ("llama-2-13b", 1, 5),
+        ("llama-2-13b", 2, None),
+    ],
+)
+def test_aiconfigurator_is_asked_for_whole_steps_narrowed_attention_and_a_cold_cache(
+    monkeypatch, name, tensor_parallel_size, narrow_requests
+):
+    shape, asked = model(name), []
+    monkeypatch.setattr(aiconfigurator, "_known_shape", lambda name: shape)
+    monkeypatch.setattr(aiconfigurator, "_open", lambda *given: asked.append(given) or "whole")
+    monkeypatch.setattr(aiconfigurator, "_open_config", lambda *given: given)
+    monkeypatch.setattr(aiconfigurator, "step_grid", lambda *given: given)
+    monkeypatch.setattr(aiconfigurator.metadata, "version", lambda package: "9.8")
+    found = import_aiconfigurator("theirs", "a100-80gb", tensor_parallel_size, "trtllm", "7")
+    system = aiconfigurator.SYSTEMS["a100-80gb"]
+    sizes = {"tp_size": tensor_parallel_size, "moe_tp_size": tensor_parallel_size, "moe_ep_size": 1}
+    assert asked == [("theirs", system, "trtllm", "7", sizes)]
+    whole, narrow, cold = found.profile
+    assert whole == "whole"
+    assert cold.bytes_per_token == (
+        2 * shape.num_kv_heads // tensor_parallel_size * shape.head_dim * 2
+    )
+    assert (narrow is not None) == (narrow_requests is not None)
+    assert any("which was not measured" in said for said in found.assumptions) == (
+        narrow is not None
+    )
+    if narrow is not None:
+        one = {"tp_size": 1, "moe_tp_size": 1, "moe_ep_size": 1}
+        config = aiconfigurator._config(aiconfigurator._narrowed(shape))
+        assert narrow.engine == (config, system, "trtllm", "7", one)
+        assert narrow.requests == narrow_requests
+    assert found.meta == {
+        "model": name, "hardware": "a100-80gb", "dtype": "bf16",
+        "tensor_parallel_size": tensor_parallel_size, "expert_parallel": False,
+        "source": "aiconfigurator-core 9.8, trtllm 7",
+    }  # fmt: skip
+
+
 def test_aiconfigurator_grid_reproduces_the_steps_it_was_asked_for():
     cost = TableCostModel(step_grid(LinearSteps()), {})
 

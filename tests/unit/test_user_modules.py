@@ -10,7 +10,7 @@ import pytest
 
 import schedlab as sl
 from schedlab.experiments.running.point_hash import own_modules
-from schedlab.experiments.specification.own_modules import find_own_modules
+from schedlab.experiments.specification.own_modules import find_own_modules, taken_from_elsewhere
 from schedlab.experiments.sweeps import jobs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.policies import ContinuousBatching
@@ -274,6 +274,22 @@ def test_package_of_ones_own_is_followed_with_what_is_above_its_modules(tmp_path
     (package / "__init__.py").write_text("N = 2\n")
     find_own_modules()
     assert import_own("packu.inner").N == 2
+
+
+def test_module_that_comes_from_elsewhere_is_told_by_its_whole_name(tmp_path):
+    for folder in (tmp_path / "here", tmp_path / "there"):
+        (folder / "packu").mkdir(parents=True)
+        (folder / "packu" / "__init__.py").write_text("")
+        (folder / "packu" / "inner.py").write_text("N = 1\n")
+    find_own_modules(tmp_path / "there")
+    import_own("packu.inner")
+    beside = tmp_path / "here" / "packu" / "inner.py"
+    assert taken_from_elsewhere(tmp_path / "here", ["packu.inner:C", "packu.inner:D"]) == [
+        f"module packu.inner is {sys.modules['packu.inner'].__file__}, which comes before {beside}"
+    ]
+    assert taken_from_elsewhere(tmp_path / "there", ["packu.inner:C"]) == []
+    beside.unlink()
+    assert taken_from_elsewhere(tmp_path / "here", ["packu.inner:C", "packu.none:C"]) == []
 
 
 def test_module_that_went_away_is_dropped_and_one_that_is_broken_has_no_imports(tmp_path):
