@@ -160,6 +160,17 @@ def on_real(data):
     return make_spec({**rest, "backend": "real"})
 
 
+@pytest.mark.slow
+def test_run_that_is_kept_again_takes_the_place_of_the_old_one(compared, tmp_path):
+    _, _, _, keep = compared
+    kept, fcfs = MeasuredRuns(tmp_path), on_real({**SPEC, "policy": "fcfs"})
+    measured = MeasuredRuns(keep).find(fcfs, 0)
+    kept.keep(fcfs, 0, measured._replace(machine="old"))
+    kept.keep(fcfs, 0, measured._replace(machine="new"))
+    assert kept.find(fcfs, 0).machine == "new"
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+
+
 def test_identity_of_a_run_is_of_all_that_it_depends_on():
     plain = run_identity(on_real(SPEC))
     for aside in ({"repeats": 7}, {"throughput_bar": 0.3}, {"latency_bar": 0.3}):

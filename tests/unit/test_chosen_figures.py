@@ -181,6 +181,7 @@ def test_result_that_does_not_tell_its_gpus_is_refused_by_name(tmp_path, spec, m
         ({"engine": {}}, 1),
         ({"engine": {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}}, 8),
         ({"engine": {"pipeline_parallel_size": 3}, "cluster": 5}, 15),
+        ({"engine": {"tensor_parallel_size": 3}, "cluster": {"count": 4}}, 12),
         (
             {
                 "engine": {"tensor_parallel_size": 2},

@@ -95,8 +95,11 @@ def test_load_test_is_read_with_the_settings_of_its_server(tmp_path):
 def test_requests_that_failed_were_sent_too(tmp_path):
     counted = STAGE | {"succeeded": 8, "failed": 2}
     timed = {k: v for k, v in STAGE.items() if k != "succeeded"} | {"duration_s": 3, "failed": 2}
-    stages = load_test(written(tmp_path, TEST | {"stages": [counted, timed]})).stages
-    assert [stage.num_requests for stage in stages] == [10, 15]
+    whole = {k: v for k, v in timed.items() if k != "failed"}
+    none = timed | {"failed": 0}
+    stages = load_test(written(tmp_path, TEST | {"stages": [counted, timed, whole, none]})).stages
+    assert [stage.num_requests for stage in stages] == [10, 15, 15, 15]
+    assert [stage.num_failed for stage in stages] == [2, 2, 0, 0]
 
 
 def test_requests_beyond_all_counting_are_refused_by_their_rate(tmp_path):

@@ -501,6 +501,7 @@ def test_timing_is_never_below_the_longest_point():
     assert short.remaining_s() == 0.5
     # A setting without points left counts no longer, however long it took.
     short.finish("b", 0.75)
+    assert short.remaining_s() == 0.25
     short.finish("a", 0.25)
     assert short.remaining_s() == 0.0
 

@@ -61,6 +61,13 @@ def test_text_table_wraps_a_sentence_around_its_numbers(width):
     assert "17.6 % [2.6, 49.7]" in shown
 
 
+def test_text_table_puts_numbers_to_the_right_and_whatever_has_a_word_to_the_left():
+    rows = [("a", "1", "1"), ("b", "22.5", "none")]
+    assert text_table("", ("name", "n", "what"), rows).split("\n")[2:] == [
+        "a        1  1", "b     22.5  none",
+    ]  # fmt: skip
+
+
 def test_text_table_without_rows_is_its_header():
     assert text_table("", ("name", "n"), []) == "name  n\n────  ─"
 

@@ -292,6 +292,12 @@ def test_fetch_follows_no_server_into_the_own_network(trace, server, monkeypatch
     assert list(trace.path.parent.iterdir()) == []
 
 
+def test_fetch_takes_a_copy_on_this_machine(trace, tmp_path):
+    (tmp_path / "copy").write_bytes(CONTENT)
+    fetched = fetch.fetch(trace, (tmp_path / "copy").as_uri())
+    assert (fetched.path.read_bytes(), fetched.how) == (CONTENT, "downloaded")
+
+
 def test_fetch_follows_a_server_elsewhere(trace, server):
     server.redirect = urllib.parse.urljoin(trace.url, "/elsewhere.csv")
     assert fetch.fetch(trace).path.read_bytes() == CONTENT
