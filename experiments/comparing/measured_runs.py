@@ -191,10 +191,10 @@ def run_identity(spec: ExperimentSpec) -> str:
     Returns
     -------
     str
-        SHA-256 (hex) of its keys and of the kernels' source. Not in it: keys that have their default
-        value, so that a run stays what it was when a later version has more of them; name and
-        claim, how often the point is measured, what is called ok, and, unless the clock goes by it,
-        the cost model.
+        SHA-256 (hex) of its keys and of the kernels' source. Not in it: keys that have their
+        default value, so that a run stays what it was when a later version has more of them; name
+        and claim, how often the point is measured, what is called ok, and, unless the clock goes by
+        it, the cost model.
     """
     data = spec.changes()
     for key in ("name", "claim"):

@@ -39,7 +39,7 @@ _WORTH_AN_OPTION = 0.02
 """By what share a value must beat vLLM's own before it is worth writing it down."""
 _MOST_SEQS = (32, 64, 128, 256, 512, 1024)
 _MOST_TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
-_BUILT_IN = ("fcfs", "priority")
+_POLICIES = ("fcfs", "edf", "shortest_prompt", "prefill_first")
 NOT_IN_VLLM = ("dynamic", "magnus", "multi_bin", "prompt_buckets", "static")
 """Policies that vLLM cannot run; docs/vllm.md says why."""
 
@@ -254,15 +254,7 @@ class _Search:
                     f"policy {name} runs in vLLM with a cost model in its configuration, which is "
                     "not written here (docs/vllm.md says how)"
                 )
-            if name not in _BUILT_IN and not self._release.runs_policies:
-                raise SpecError(
-                    f"vLLM {self.asked.vllm} has {' and '.join(_BUILT_IN)} alone: {name} needs a "
-                    "release that policies of this project run in"
-                )
-        if self.asked.policies:
-            return tuple(self.asked.policies)
-        more = ("edf", "shortest_prompt", "prefill_first") if self._release.runs_policies else ()
-        return ("fcfs", *more)
+        return tuple(self.asked.policies) or _POLICIES
 
     def deployments(self) -> Tried:
         """Try every way to divide the GPUs, with vLLM's own limits."""

@@ -37,8 +37,6 @@ class Release(NamedTuple):
         Share of the memory of a device.
     memory_source : str
         Where that stands.
-    runs_policies : bool
-        Whether policies of this project run inside it (``--scheduler-cls``).
     """
 
     huge: Limits
@@ -46,7 +44,6 @@ class Release(NamedTuple):
     other: Limits
     gpu_memory_utilization: float
     memory_source: str
-    runs_policies: bool
 
 
 _FILE = "vllm/engine/arg_utils.py, get_batch_defaults()"
@@ -58,7 +55,6 @@ RELEASES = {
         other=Limits(256, 2048, f"{_FILE}, lines 2943-2952 of 0.32.0"),
         gpu_memory_utilization=0.92,
         memory_source="vllm/config/cache.py, line 102 of 0.32.0",
-        runs_policies=True,
     ),
     "0.33": Release(
         huge=Limits(1024, 16384, f"{_FILE}, lines 2973-2982 of 0.33.0"),
@@ -66,7 +62,6 @@ RELEASES = {
         other=Limits(256, 2048, f"{_FILE}, lines 2997-3006 of 0.33.0"),
         gpu_memory_utilization=0.92,
         memory_source="vllm/config/cache.py, line 215 of 0.33.0",
-        runs_policies=True,
     ),
 }
 """Read off the source of each release; a key is also the end of an engine profile's name."""

@@ -92,6 +92,12 @@ _CUSTOM = _lines(
     {"prompt": "one", "output_tokens": 4, "prompt_tokens": 9, "application": "chat"},
     {"prompt": "two", "output_tokens": 5, "prompt_tokens": 8},
 )
+_SESSIONS = _lines(
+    {"session": "a", "arrival_s": 0, "new_tokens": 8, "output_tokens": 5, "tenant": "acme",
+     "application": "chat", "priority": 2},
+    {"session": "a", "new_tokens": 7, "output_tokens": 3, "application": "code"},
+    {"session": "b", "arrival_s": 1, "new_tokens": 6, "output_tokens": 4, "tenant": "other"},
+)  # fmt: skip
 _GUIDELLM = json.dumps({"benchmarks": [{"requests": {
     "successful": [
         {"prompt_tokens": 30, "output_tokens": 3, "info": {"timings": {
@@ -122,6 +128,7 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "burstgpt sessions": (_BURST, {"sessions": True}),
     "sharegpt sessions": (trace_samples.SHAREGPT, {"sessions": True, "tokenizer": "estimate"}),
     "schedlab": (_OWN, {}),
+    "sessions of tenants": (_SESSIONS, {}),
     "vllm_custom applications": (_CUSTOM, {}),
     "guidellm": (_GUIDELLM, {"format": "client_results"}),
     "inference-perf": (_INFERENCE_PERF, {}),

@@ -538,11 +538,11 @@ def test_measure_into_the_log_of_another_calibration_says_what_to_do(tmp_path):
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
-    """A whole calibration of the tiny model, small."""
+    """A whole calibration of the tiny model, small, called as somebody may type it."""
     folder = tmp_path_factory.mktemp("profile")
     found = laboratory.calibrate(
         folder,
-        model_name="schedlab-tiny",
+        model_name="Schedlab/SCHEDLAB-tiny",
         hardware="cpu",
         device="cpu",
         dtype="fp32",
@@ -562,6 +562,7 @@ def test_calibrate_writes_a_profile_that_a_simulation_can_use(profile):
     assert found.verdict.startswith(("GOOD", "POOR"))
     assert "held-out error" in found.verdict
     meta = json.loads((folder / "meta.json").read_text())
+    assert (meta["model"], meta["hardware"]) == ("schedlab-tiny", "cpu")
     assert meta["kernels"]
     assert meta["machine"]["threads"] == 1
     assert set(meta["held_out_error_by_kind"]) == {"decode", "mixed", "prefill", "by_time"}

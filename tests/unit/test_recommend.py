@@ -95,6 +95,12 @@ def test_release_that_nobody_read_is_refused():
     assert all(0 < one.gpu_memory_utilization < 1 for one in RELEASES.values())
 
 
+def test_policies_to_try_are_those_asked_for_or_four_that_need_no_prediction():
+    assert _Search(question(policies=("sjf", "vtc")), None).policies == ("sjf", "vtc")
+    usual = ("fcfs", "edf", "shortest_prompt", "prefill_first")
+    assert _Search(question(policies=()), None).policies == usual
+
+
 def test_policies_that_vllm_refuses_are_those_of_its_page():
     page = (ROOT / "docs/vllm.md").read_text()
     for policies, said in ((NOT_IN_VLLM, "refused:"), (ASK_A_COST_MODEL, "ask how long a step")):

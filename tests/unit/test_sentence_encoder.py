@@ -1,5 +1,7 @@
 """Vectors of prompts: which hidden states of a model become one, and whose they are."""
 
+import sys
+import types
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +35,44 @@ def encoder(causal):
     made = object.__new__(SentenceEncoder)
     made._torch, made._tokenizer, made._model, made._causal = torch, tokenizer, model, causal
     return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal"),
+    [("bert", False), ("distilbert", False), ("roberta", False), ("qwen2", True), ("gpt2", True)],
+)
+def test_model_is_loaded_from_its_folder_alone_and_looks_back_only_unless_it_is_of_bert(
+    monkeypatch, tmp_path, kind, causal
+):
+    loaded = []
+
+    class Tokenizer:
+        pad_token, eos_token, padding_side = None, "<end>", "left"
+
+    class Model:
+        config = SimpleNamespace(model_type=kind)
+
+        def eval(self):
+            return self
+
+    def loads(made):
+        def from_pretrained(folder, **how):
+            loaded.append((folder, how))
+            return made()
+
+        return SimpleNamespace(from_pretrained=from_pretrained)
+
+    transformers, utils = types.ModuleType("transformers"), types.ModuleType("transformers.utils")
+    transformers.AutoTokenizer, transformers.AutoModel = loads(Tokenizer), loads(Model)
+    utils.logging = SimpleNamespace(disable_progress_bar=lambda: loaded.append("quiet"))
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    monkeypatch.setitem(sys.modules, "transformers.utils", utils)
+    (tmp_path / "config.json").write_text("{}")
+    made = SentenceEncoder(f"hf:{tmp_path}")
+    safely = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+    assert loaded == ["quiet", (tmp_path, {"local_files_only": True}), (tmp_path, safely)]
+    assert made._causal is causal
+    assert (made._tokenizer.pad_token, made._tokenizer.padding_side) == ("<end>", "right")
 
 
 def test_model_that_looks_back_only_gives_the_state_of_the_last_token():
