@@ -691,10 +691,9 @@ def test_run_by_the_reference_clock_tells_raw_seconds_and_drift(tmp_path):
     assert told["sentinel_reference_s"] == 1e3
     assert told["reference_s"] > 1e3 * told["cpu_s"] > 0
     steps = result.log.steps()
-    # On a busy machine a good part of the time passes between steps.
-    assert (steps["end_ns"] - steps["start_ns"]).sum() / 1e9 == pytest.approx(
-        told["reference_s"], rel=0.5
-    )
+    # In its seconds, that is: on a busy machine a good part of the time passes between steps.
+    in_steps_s = (steps["end_ns"] - steps["start_ns"]).sum() / 1e9
+    assert 0.01 * told["reference_s"] < in_steps_s < 1.01 * told["reference_s"]
 
 
 @pytest.mark.slow
