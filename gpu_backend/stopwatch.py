@@ -21,6 +21,8 @@ SHARE = 0.2
 _WINDOW = 5
 _FIRST_TIMINGS = 25
 _FILE = "reference_speed.json"
+_READINGS = 5
+_COARSE_NS = 500_000
 
 
 class Stopwatch(Protocol):
@@ -47,6 +49,28 @@ def require_cpu(asked: str, device: str, others: Sequence[str]) -> None:
     if device != "cpu":
         raise SpecError(
             f"{asked} is CPU time, and {device} computes beside the CPU; use {' or '.join(others)}"
+        )
+
+
+def require_fine_cpu_time(cpu_ns: Callable[[], int] = time.process_time_ns) -> None:
+    """Refuse a CPU time that is told in pieces as long as a step.
+
+    Some kernels do that where a process has a limit of its CPU time, or a timer of it.
+
+    Raises
+    ------
+    SpecError
+        If it moves by no less than half a millisecond; says by how much.
+    """
+    readings_ns = [cpu_ns()]
+    while len(readings_ns) < _READINGS:
+        if (now_ns := cpu_ns()) != readings_ns[-1]:
+            readings_ns.append(now_ns)
+    piece_ns = int(np.diff(readings_ns).min())
+    if piece_ns >= _COARSE_NS:
+        raise SpecError(
+            f"this process can read its CPU time in pieces of {piece_ns / 1e6:.1f} ms only, too "
+            "coarse for steps: run it without a limit of CPU time (ulimit -t), or use another clock"
         )
 
 
@@ -184,8 +208,10 @@ def sentinel_of(model: str, threads: int, seed: int = 0) -> Callable[[], int]:
     Raises
     ------
     SpecError
-        If several threads are asked for: their CPU time is not the time of a step.
+        If several threads are asked for: their CPU time is not the time of a step. If this process
+        can read its CPU time in large pieces only.
     """
+    require_fine_cpu_time()
     import torch
 
     from schedlab.gpu_backend.calibration_design import BatchPoint

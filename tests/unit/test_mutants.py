@@ -3,6 +3,9 @@
 import ast
 import builtins
 import inspect
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,7 @@ from tests.mutants.__main__ import SUBJECTS
 from tests.mutants.asking import GOLDEN, Asked, asked_of, in_turn, module_of, names
 from tests.mutants.judging import (
     Mutant,
+    _Confined,
     every_mutant,
     plant,
     runs_at_import,
@@ -218,3 +222,16 @@ def test_survey_counts_what_a_shared_fixture_runs_for_each_test_that_uses_it(mon
     drive(test("fourth"), light("body"), failed)
     found = {line: list(tests) for line, tests in seen.reached.items()}
     assert found == {"dear": ["first", "second"], "body": ["first", "third"], "cheap": ["second"]}
+
+
+def test_process_that_takes_too_much_cpu_time_is_ended_by_what_says_so():
+    child = os.fork()
+    if child == 0:
+        confined = _Confined(0.2)
+        begun_s = time.process_time()
+        while time.process_time() < begun_s + 0.1:
+            pass
+        confined.begin_anew()
+        while True:
+            pass
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGXCPU

@@ -1,5 +1,8 @@
 """CPU time at a reference speed, on a machine whose speed is told by hand."""
 
+import subprocess
+import sys
+from contextlib import nullcontext as nothing
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -10,7 +13,11 @@ from schedlab.experiments.comparing.machine import check_profile
 from schedlab.experiments.running.real_backend import open_stopwatch
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.gpu_backend.clock import VirtualClock
-from schedlab.gpu_backend.stopwatch import ReferenceSpeed, ReferenceTime
+from schedlab.gpu_backend.stopwatch import (
+    ReferenceSpeed,
+    ReferenceTime,
+    require_fine_cpu_time,
+)
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 
@@ -99,9 +106,12 @@ def test_speed_in_a_profile_is_read_back_or_refused_with_its_file(tmp_path):
     assert ReferenceSpeed.read(tmp_path) is None
     ReferenceSpeed(0.025).write(tmp_path)
     assert ReferenceSpeed.read(tmp_path) == (0.025,)
-    (tmp_path / "reference_speed.json").write_text('{"sentinel_s": -1}')
-    with pytest.raises(SpecError, match=r"reference_speed\.json: sentinel_s must be a positive"):
-        ReferenceSpeed.read(tmp_path)
+    for wrong in ("-1", "0", "null", '"1"'):
+        (tmp_path / "reference_speed.json").write_text(f'{{"sentinel_s": {wrong}}}')
+        with pytest.raises(
+            SpecError, match=r"reference_speed\.json: sentinel_s must be a positive"
+        ):
+            ReferenceSpeed.read(tmp_path)
 
 
 def spec_of(clock="reference", cost_model="roofline", **real):
@@ -111,6 +121,38 @@ def spec_of(clock="reference", cost_model="roofline", **real):
         "workload": {"trace": "azure-conv", "num_requests": 1, "request_rate": 1},
         "real": {"clock": clock, **real},
     })  # fmt: skip
+
+
+@pytest.mark.parametrize(("piece_ns", "is_told"), [(499_999, False), (500_000, True)])
+def test_cpu_time_that_is_told_in_pieces_is_too_coarse_for_steps(piece_ns, is_told):
+    # Other programs make single readings late; the least move is the piece.
+    reads = iter(n * piece_ns for n in (0, 0, 7, 7, 8, 20, 20, 40, 60, 80))
+    expected = (
+        pytest.raises(SpecError, match=r"in pieces of 0\.5 ms only") if is_told else nothing()
+    )
+    with expected:
+        require_fine_cpu_time(lambda: next(reads))
+
+
+def test_cpu_time_under_a_limit_is_fine_or_refused_before_anything_is_timed():
+    code = """if True:
+        import resource, time
+        from schedlab.gpu_backend.stopwatch import require_fine_cpu_time
+        from schedlab.sim.errors import SpecError
+
+        resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
+        while time.process_time() < 0.5:  # it may be told otherwise from a tick on only
+            pass
+        try:
+            require_fine_cpu_time()
+        except SpecError:
+            print("refused")
+        else:
+            begun = [time.process_time_ns() for _ in range(100_000)]
+            print("fine" if len(set(begun)) > 50 else "coarse")
+    """
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout in ("refused\n", "fine\n")
 
 
 def test_reference_clock_without_a_reference_speed_says_how_to_measure_one():
