@@ -6,6 +6,7 @@ from contextlib import nullcontext as nothing
 from importlib import metadata
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab.experiments.comparing import machine
@@ -125,8 +126,9 @@ def spec_of(clock="reference", cost_model="roofline", **real):
 
 @pytest.mark.parametrize(("piece_ns", "is_told"), [(499_999, False), (500_000, True)])
 def test_cpu_time_that_is_told_in_pieces_is_too_coarse_for_steps(piece_ns, is_told):
-    # Other programs make single readings late; the least move is the piece.
-    reads = iter(n * piece_ns for n in (0, 0, 7, 7, 8, 20, 20, 40, 60, 80))
+    # Single readings may come late or between.
+    moves = (0, 1, 0, 7, 1, 0.1, 1, 1, 0.2, 1, 30, 1)
+    reads = iter(np.cumsum(np.array(moves) * piece_ns).astype(int).tolist())
     expected = (
         pytest.raises(SpecError, match=r"in pieces of 0\.5 ms only") if is_told else nothing()
     )
