@@ -229,3 +229,9 @@ def test_prompt_ids_of_the_wrong_length_are_refused():
     engine = Engine(CONFIG, registry.make("fcfs"), executor)
     with pytest.raises(ValueError, match="request 0: 3 prompt ids for 5 prompt tokens"):
         simulate(engine, [laws.arrival(0, 0, 5, 2)])
+
+
+@pytest.mark.parametrize(("max_model_len", "num_blocks"), [(104, 26), (105, 27), (107, 27)])
+def test_table_of_blocks_has_a_place_for_a_last_one_that_is_not_full(max_model_len, num_blocks):
+    runner = tiny_runner(replace(CONFIG, max_model_len=max_model_len))
+    assert runner.layout.max_blocks == num_blocks

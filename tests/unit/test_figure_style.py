@@ -48,4 +48,7 @@ def test_looks_are_eight_colours_and_64_looks_before_any_comes_again():
     assert len(set(some[:64])) == 64
     assert some[64] == some[0]
     for turn in range(8):
-        assert len({(one.marker, one.line) for one in some[8 * turn : 8 * turn + 8]}) == 8
+        of_turn = some[8 * turn : 8 * turn + 8]
+        assert [(one.marker, one.line) for one in of_turn] == [
+            (one.marker, one.line) for one in (*LOOKS[turn:], *LOOKS[:turn])
+        ]

@@ -40,6 +40,24 @@ def test_kernel_hash_of_other_code_changes(kernels):
     assert kernels(SOURCE.replace("2 * x", "3 * x")) != kernels(SOURCE)
 
 
+def test_kernel_hash_of_a_gpu_is_of_every_kernel_its_launchers_and_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "kernel_hash.py"))
+    (tmp_path / "kernels").mkdir()
+    names = ("kernels/decode.py", "kernels/norm.py", "triton_ops.py", "model.py", "cpu_ops.py")
+    for name in names:
+        (tmp_path / name).write_text(SOURCE)
+    of_gpu, of_cpu = kernel_hash("cuda:0"), kernel_hash("cpu")
+    changed = {}
+    for name in names:
+        (tmp_path / name).write_text(SOURCE.replace("2 * x", "3 * x"))
+        changed[name] = (kernel_hash("cuda:0") != of_gpu, kernel_hash("cpu") != of_cpu)
+        (tmp_path / name).write_text(SOURCE)
+    assert changed == {
+        **dict.fromkeys(names[:3], (True, False)), "model.py": (True, True),
+        "cpu_ops.py": (False, True),
+    }  # fmt: skip
+
+
 def test_kernel_hash_of_committed_profile_is_of_the_present_kernels():
     # If this fails, the kernels have changed: measure the profile anew (docs/real-backend.md).
     meta = json.loads((ROOT / "profiles/cpu/schedlab-small/fp32-tp1/meta.json").read_text())

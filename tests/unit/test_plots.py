@@ -347,6 +347,15 @@ def test_pareto_draws_the_frontier_in_colour_and_the_rest_faint():
     assert [text.get_text() for text in axes.texts] == ["1/s", "2/s"]
 
 
+def test_pareto_shows_each_axis_in_its_own_unit():
+    rows = [row("a", 1, 1, 100, attainment=0.25), row("a", 2, 2, 200, attainment=0.5)]
+    for x, y in (("p99_ttft_ms", "slo_attainment"), ("slo_attainment", "p99_ttft_ms")):
+        lines = plots.pareto(rows, "title", x=x, y=y).axes[0].lines
+        (front,) = [line for line in lines if line.get_label() == "a"]
+        drawn = {x: sorted(front.get_xdata()), y: sorted(front.get_ydata())}
+        assert drawn == {"p99_ttft_ms": [100, 200], "slo_attainment": [25, 50]}
+
+
 def test_pareto_of_a_metric_without_a_better_side_is_an_error():
     with pytest.raises(SpecError, match="neither better large nor small"):
         plots.pareto([row("a", 1, 1)], "title", x="num_requests")

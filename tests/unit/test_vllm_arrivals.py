@@ -52,12 +52,12 @@ def test_request_shows_what_it_carries_as_a_mapping_or_its_json(is_text):
     carried = {
         "slo": {"ttft_ms": 5, "tpot_ms": None},
         "tenant": "t",
-        "session": "s",
+        "session": 17,
         "predicted_tokens": -3,
     }
     seen = Arrivals().seen(sent(1, 2, schedlab=json.dumps(carried) if is_text else carried), 4, 70)
     assert (seen.id, seen.arrival_ns, seen.prompt_tokens, seen.max_tokens) == (4, 70, 2, 6)
-    assert (seen.slo, seen.tenant, seen.session) == (Slo(ttft_ms=5.0), "t", "s")
+    assert (seen.slo, seen.tenant, seen.session) == (Slo(ttft_ms=5.0), "t", 17)
     assert (seen.predicted_tokens, seen.application, seen.priority) == (-3.0, None, 3)
 
 
