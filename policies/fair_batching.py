@@ -34,7 +34,9 @@ class FairBatching(Policy):
     agree. The first of a step is taken whatever its time, an addition.
 
     A decision is O(1) in the running batch where all of it and all prompts end long before the
-    first token is due, else linear, O(n log n) where not all of it fits the time, and asks for
+    first token is due. Where one is late it looks at those who become urgent or cease to be, while
+    all have one target between tokens and those who are urgent fit: an order of dates is kept from
+    plan to plan. Else it is linear, O(n log n) where not all of it fits the time. It asks for
     O(log n) step times. Skip-ahead is honest because a step in which a prompt is there
     that could be computed promises nothing, and one of decodes alone holds while each such step
     ends within the least time between tokens, whatever the slack; each of these is priced.
@@ -52,6 +54,7 @@ class FairBatching(Policy):
             raise ValueError(f"ttft_s and tbt_s must be finite and > 0, got {ttft_s}, {tbt_s}")
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
+        self._tbt_ns = round(tbt_s * 1e3 * 1e6)
         self._own_tbt_ms: dict[int, float] = {}
         self._offsets_ns: list[int] = []
         self._deadlines = Deadlines()
@@ -79,8 +82,10 @@ class FairBatching(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan urgent decodes, prompts, other decodes, as many as end within the time."""
-        tbt_ms = self.tbt_s * 1e3
+        tbt_ns = self._tbt_ns
         if self._own_tbt_ms:
-            own = self._own_tbt_ms
+            self._deadlines.together = []  # not all move on by the same time
+            own, tbt_ms = self._own_tbt_ms, self.tbt_s * 1e3
             tbt_ms = min((own.get(s.id, tbt_ms) for s in view.decoding), default=tbt_ms)
-        return plan_by_slack(view, builder, self._deadlines, round(tbt_ms * 1e6))
+            tbt_ns = round(tbt_ms * 1e6)
+        return plan_by_slack(view, builder, self._deadlines, tbt_ns)

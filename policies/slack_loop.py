@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from schedlab.policies.deadlines import Target, all_due_ns, due_ns
@@ -15,9 +16,12 @@ from schedlab.policies.step_load import STEPS_AHEAD, Ceiling, PromptCeilings, St
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RUNS, RequestState
 
 Targets = dict[RequestState, Target]
+
+_ROUNDED_NS = 2
+"""By so much the distance of two dates may change as both requests move on: each is rounded."""
 
 
 class Deadlines:
@@ -30,6 +34,12 @@ class Deadlines:
     none_before_ns : int
         No token is due before. It may be too early: what is due later and later is looked at only
         where that matters.
+    together : list of (int, int, RequestState, int)
+        Decodes that have moved on together since all were looked at, in the order of their dates:
+        when their tokens were due then, their numbers, and how many they had. Who joined them later
+        is written down as if he had been there. Some may have ended. Empty where it is not known.
+    apart : list of RequestState
+        All other decodes while some are together, and whose prompts were computed last.
     full_tokens : int
         Tokens of the last step that its time cut off in a prompt: often those of the next one, too,
         since times rise by stairs.
@@ -39,12 +49,17 @@ class Deadlines:
         Of decodes with a prompt.
     """
 
-    __slots__ = ("ceiling", "full_tokens", "none_before_ns", "prompt_ceilings", "targets")
+    __slots__ = (
+        "apart", "ceiling", "full_tokens", "none_before_ns", "prompt_ceilings", "targets",
+        "together",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.targets: Targets = {}
         self.full_tokens = 0
         self.none_before_ns = FOREVER
+        self.together: list[tuple[int, int, RequestState, int]] = []
+        self.apart: list[RequestState] = []
         self.ceiling = Ceiling()
         self.prompt_ceilings = PromptCeilings()
 
@@ -52,6 +67,53 @@ class Deadlines:
         """Let a request have a target."""
         self.targets[state] = target
         self.none_before_ns = min(self.none_before_ns, due_ns(state, self.targets))
+        if state.status is RUNS:  # it decodes already, on its way from another engine
+            self.together = []
+
+    def follow(
+        self, states: Sequence[RequestState], dates_ns: Sequence[int], apart: list[RequestState]
+    ) -> None:
+        """Learn that some decodes move on together, and which others there are."""
+        dated = zip(dates_ns, states, strict=True)
+        self.together = sorted([(ns, s.id, s, s.num_output_tokens) for ns, s in dated])
+        self.apart = apart
+
+    def computes(self, prompts: Collection[RequestState]) -> None:
+        """Learn whose prompts are computed while all who are together decode."""
+        if self.together:
+            self.apart += [state for state in prompts if state not in self.apart]
+
+    def find_others(self, view: EngineView, tbt_ns: int) -> list[RequestState] | None:
+        """Find which decodes are not urgent, where a step surely has the least time.
+
+        Looked at are the first and the last of those who are together, and those apart. Who of them
+        is urgent is together with the others from now on. None if all are to be looked at.
+        """
+        together, targets = self.together, self.targets
+        if together and (not together[0][2].is_decoding or len(together) > 2 * view.num_decodes):
+            self.together = together = [entry for entry in together if entry[2].is_decoding]
+        if not together or tbt_ns <= _ROUNDED_NS:
+            return None
+        _, _, first, num_tokens = together[0]
+        soon_ns = view.now_ns + tbt_ns
+        if due_ns(first, targets) > soon_ns:
+            return None
+        urgent_ns, num_steps = soon_ns + tbt_ns, first.num_output_tokens - num_tokens
+        passed_ns = round(num_steps * targets[first][3] * 1e6)
+        while together[-1][0] + passed_ns + _ROUNDED_NS >= urgent_ns:
+            self.apart.append(together.pop()[2])
+        others: list[RequestState] = []
+        for state in self.apart:
+            if not state.is_decoding:
+                continue
+            at_ns = due_ns(state, targets)
+            if at_ns < urgent_ns:
+                then = at_ns - passed_ns, state.id, state, state.num_output_tokens - num_steps
+                insort(together, then)
+            else:
+                others.append(state)
+        self.apart = others
+        return [*others]
 
     def of_decodes(
         self, view: EngineView, decodes: Sequence[RequestState]
@@ -87,7 +149,10 @@ def plan_by_slack(
         The least time between tokens of all decodes.
     """
     could_prefill = len(view.prefilling) > 0 or (len(view.waiting) > 0 and builder.seats_left > 0)
-    if could_prefill and _grant_everyone(view, builder, deadlines, tbt_ns):
+    if could_prefill and (
+        _serve_late(view, builder, deadlines, tbt_ns)
+        or _grant_everyone(view, builder, deadlines, tbt_ns)
+    ):
         return builder.build()
     if not view.num_decodes:
         tbt_ns = 0
@@ -99,32 +164,65 @@ def plan_by_slack(
         if steps and grant_all_decodes(view.running, builder, view):
             return builder.build(max_steps=steps)
     now_ns, decodes = view.now_ns, view.decoding
-    urgent, budget_ns, urgent_ns = decodes, FOREVER, FOREVER
+    urgent, budget_ns, first_ns = decodes, FOREVER, FOREVER
     dates_ns: list[int] = []
+    others: list[RequestState] = []
     if decodes:
         dates_ns, first_ns = deadlines.of_decodes(view, decodes)
         budget_ns = max(first_ns - now_ns, tbt_ns)
         urgent_ns = now_ns + budget_ns + tbt_ns
         if could_prefill and max(dates_ns) >= urgent_ns:
-            dated = zip(decodes, dates_ns, strict=True)
+            dated = [*zip(decodes, dates_ns, strict=True)]
             urgent = [state for state, at_ns in dated if at_ns < urgent_ns]
-    are_others = len(urgent) < len(decodes)
-    empty = StepLoad(view)
-    served, load = _decode(urgent, empty, budget_ns, builder, view, (), deadlines)
-    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, are_others)
-    num_served = len(served) + len(prompts)
-    if are_others and not is_full:
-        dated = zip(decodes, dates_ns, strict=True)
-        others = [state for state, at_ns in dated if at_ns >= urgent_ns]
+            others = [state for state, at_ns in dated if at_ns >= urgent_ns]
+            dates_ns = [at_ns for at_ns in dates_ns if at_ns < urgent_ns]
+    load = StepLoad(view)
+    served, load = _decode(urgent, load, budget_ns, builder, view, (), deadlines)
+    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, len(others) > 0)
+    num_served = len(served)
+    if others and not is_full:
         both = (*served, *prompts)
         more, load = _decode(others, load, budget_ns, builder, view, both, deadlines)
         num_served += len(more)
     if load.is_empty and view.running and not builder.preempted:
         # Prompts under way block each other for memory.
         builder.preempt(latest_arrival(builder))
+    deadlines.together = []
+    all_served = len(served) == len(urgent) and not builder.preempted
+    if first_ns <= now_ns and all_served and view.is_in_step:
+        deadlines.follow(urgent, dates_ns, others)
+        deadlines.computes(prompts)
     if could_prefill or num_served < len(decodes):
         return builder.build()
     return builder.build(max_steps=max(load.steps_within(tbt_ns), 1))
+
+
+def _serve_late(view: EngineView, builder: PlanBuilder, deadlines: Deadlines, tbt_ns: int) -> bool:
+    """Serve urgent decodes, prompts, others, if it is known who is urgent, and that one is late.
+
+    Then a step has the least time. It is not tried where not all who are urgent fit.
+    """
+    others = deadlines.find_others(view, tbt_ns)
+    if others is None:
+        return False
+    load = StepLoad(view).with_all_decodes(others)
+    if not (deadlines.ceiling.is_above(view, tbt_ns) or load.is_within(tbt_ns)):
+        return False
+    if others:
+        granted = builder.grant_again(others, [s for s in view.paused if s not in others])
+    else:
+        has_room = view.num_decodes <= min(builder.tokens_left, builder.rows_left)
+        granted = has_room and builder.grant_decodes()
+    if not granted:
+        return False
+    prompts, is_full = _compute_prompts(load, tbt_ns, builder, view, deadlines, len(others) > 0)
+    deadlines.computes(prompts)
+    if others and not is_full:
+        served = [state for state in view.decoding if state not in others]
+        _decode(others, load, tbt_ns, builder, view, (*served, *prompts), deadlines)
+        if builder.preempted:
+            deadlines.together = []
+    return True
 
 
 def _grant_everyone(
@@ -152,6 +250,7 @@ def _grant_everyone(
     for state in builder.undeferred(prompts):
         if not builder.grant(state):
             break
+        deadlines.computes((state,))
     return True
 
 

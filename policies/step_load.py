@@ -40,6 +40,7 @@ class StepLoad:
         self._longest_tokens = 0
         self._shortest_tokens = FOREVER
         self._chunks: Chunks = ()
+        self._chunk_tokens = 0
 
     @property
     def is_empty(self) -> bool:
@@ -51,6 +52,7 @@ class StepLoad:
         context = state.num_computed_tokens
         if not state.is_decoding:
             self._chunks = (*self._chunks, (tokens, context))
+            self._chunk_tokens += tokens
             return
         self._num_decodes += 1
         self._sum_tokens += context
@@ -63,7 +65,7 @@ class StepLoad:
         if states and num_decodes == self._view.num_decodes:
             return self.with_all_decodes()
         load = StepLoad(self._view)
-        load._chunks = self._chunks
+        load._chunks, load._chunk_tokens = self._chunks, self._chunk_tokens
         load._num_decodes = num_decodes
         contexts = self._view.computed_tokens(states)
         load._sum_tokens = self._sum_tokens + sum(contexts)
@@ -71,13 +73,24 @@ class StepLoad:
         load._shortest_tokens = min(self._shortest_tokens, min(contexts, default=FOREVER))
         return load
 
-    def with_all_decodes(self) -> StepLoad:
-        """Return this load and a token of each decode that is not in it; there must be one."""
+    def with_all_decodes(self, but: Collection[RequestState] = ()) -> StepLoad:
+        """Return this load and a token of each decode that is not in it, but of some.
+
+        There must be another, and none of these be in it.
+        """
         load, view = StepLoad(self._view), self._view
-        load._chunks = self._chunks
-        load._num_decodes = view.num_decodes
-        contexts = view.decode_contexts()
-        load._sum_tokens, load._longest_tokens, load._shortest_tokens = contexts
+        load._chunks, load._chunk_tokens = self._chunks, self._chunk_tokens
+        load._num_decodes = view.num_decodes - len(but)
+        sum_tokens, longest_tokens, shortest_tokens = view.decode_contexts()
+        if but:
+            contexts = view.computed_tokens(but)
+            sum_tokens -= sum(contexts)
+            if max(contexts) == longest_tokens or min(contexts) == shortest_tokens:
+                left_out = set(but)
+                rest = view.computed_tokens([s for s in view.decoding if s not in left_out])
+                longest_tokens, shortest_tokens = max(rest), min(rest)
+        load._sum_tokens = sum_tokens
+        load._longest_tokens, load._shortest_tokens = longest_tokens, shortest_tokens
         return load
 
     def is_within(self, budget_ns: float) -> bool:
@@ -92,7 +105,7 @@ class StepLoad:
     @property
     def num_tokens(self) -> int:
         """How many tokens are computed."""
-        return self._num_decodes + sum([tokens for tokens, _ in self._chunks])
+        return self._num_decodes + self._chunk_tokens
 
     def is_full(self, budget_ns: float, decodes: bool = True, prompts: bool = True) -> bool:
         """Whether surely no decode may be computed as well, nor a prompt, were it one token.

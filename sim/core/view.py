@@ -184,8 +184,13 @@ class EngineView:
         return self._requests.decodes.size + len(self._requests.paused)
 
     @property
-    def num_paused(self) -> int:
+    def paused(self) -> Collection[RequestState]:
         """Running requests past their prefill that the last plan of the batch left out."""
+        return self._requests.paused.values()
+
+    @property
+    def num_paused(self) -> int:
+        """How many these are."""
         return len(self._requests.paused)
 
     def decode_contexts(self) -> tuple[int, int, int]:

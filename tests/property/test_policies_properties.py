@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.policies import registry
+from schedlab.policies.fair_batching import FairBatching
 from schedlab.policies.nested_wait import NestedWait
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.request import Slo
@@ -232,6 +233,57 @@ def test_fair_batching_decides_alike_where_it_looks_at_nobody_since_all_fit(
         for cost in (laws.LinearCost(), NeverFalling())
     ]
     assert made[0] == made[1]
+
+
+class LookingAtAll(FairBatching):
+    """Keeps no order of dates from plan to plan."""
+
+    def plan(self, view, builder):
+        self._deadlines.together = []
+        return super().plan(view, builder)
+
+
+@st.composite
+def crowds(draw):
+    """Draw more requests than are served in time, some with targets of their own."""
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([0, 700, 1500, 1500, 2500]), st.integers(1, 80), st.integers(1, 60)
+            ),
+            min_size=12,
+            max_size=30,
+        )
+    )
+    now_ns, work = 0, []
+    apart = [None, Slo(0.005), Slo(0.05)]  # in ms; so that some are late and others far ahead
+    paces = draw(st.sampled_from([[None], apart, apart, [*apart, *apart, Slo(0.02, 0.002)]]))
+    for i, (gap_ns, prompt, output) in enumerate(rows):
+        now_ns += gap_ns
+        work.append(arrival(i, now_ns, prompt, output, slo=paces[i % len(paces)]))
+    return work
+
+
+@given(
+    crowds(),
+    st.sampled_from([60, 120, 900]),
+    st.sampled_from([6, 24]),
+    st.sampled_from([1e-7, 1e-5, 2e-5]),
+    st.sampled_from([1.3e-6, 1.45e-6, 1.73337e-6, 2e-6]),
+    st.booleans(),
+)
+def test_fair_batching_decides_by_an_order_it_kept_as_where_it_looks_at_all(
+    work, num_blocks, seats, ttft_s, tbt_s, checks
+):
+    config = EngineConfig(
+        num_blocks=num_blocks, max_model_len=200, block_size=4, max_num_seqs=seats,
+        max_num_batched_tokens=100, check_horizon=checks,
+    )  # fmt: skip
+    kept, anew = [
+        laws.signature(laws.run(policy(ttft_s, tbt_s), work, config, NeverFalling()))
+        for policy in (FairBatching, LookingAtAll)
+    ]
+    assert kept == anew
 
 
 @pytest.mark.parametrize("name", ["vtc", "past_future"])
