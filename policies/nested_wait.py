@@ -1,5 +1,6 @@
 """Nested WAIT: thresholds between segments of output length, without a prediction."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
@@ -82,6 +83,7 @@ class NestedWait(Policy):
         self._num_came = [*range(len(output_edges), 0, -1)]
         self._inner_edges = output_edges[:-1]
         self._stages = [end - start for start, end in pairwise((0, *output_edges))]
+        self._whole = sum(map(mul, self._stages, self._num_came))  # steps of all these answers
         self._limits: list[tuple[int, int]] = []
         self._set_limits()
         self._segments = Segments(output_edges)
@@ -97,12 +99,10 @@ class NestedWait(Policy):
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count the answer in the segments through which it came."""
-        num_came, length = self._num_came, state.num_output_tokens
-        num_came[0] += 1
-        for i, edge in enumerate(self._inner_edges, 1):
-            if length <= edge:
-                break
+        num_came, last = self._num_came, bisect_left(self._inner_edges, state.num_output_tokens)
+        for i in range(last + 1):
             num_came[i] += 1
+        self._whole += self.output_edges[last]
         if self.request_rates is None:
             self._set_limits()
         self._segments.ended(state)
@@ -125,7 +125,7 @@ class NestedWait(Policy):
         """Work out of each segment how many it may hold, and how many at one stage."""
         stages, rates, most = self._stages, self.request_rates, self.total_limit
         if rates is None:  # whole numbers, so that nothing is rounded before the end
-            whole = sum(map(mul, stages, self._num_came))
+            whole = self._whole
             self._limits = [
                 (int(most * count * flow // whole) or 1, -int(most * flow // -whole))
                 for count, flow in zip(stages, self._num_came, strict=True)

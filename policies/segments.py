@@ -87,8 +87,8 @@ class Segment:
     """
 
     __slots__ = (
-        "_end", "_others_ran_ns", "at_stage", "entry", "entry_since_ns", "held", "most_at_stage",
-        "num_inside", "num_steps", "passes_at", "since_ns",
+        "_end", "_inside", "_others_ran_ns", "at_stage", "entry", "entry_since_ns", "held",
+        "most_at_stage", "num_inside", "num_steps", "passes_at", "since_ns",
     )  # fmt: skip
 
     def __init__(self, end: int = FOREVER) -> None:
@@ -101,6 +101,7 @@ class Segment:
         self.passes_at = FOREVER
         self.since_ns = FOREVER
         self._others_ran_ns = 0  # of who are not held, while some are
+        self._inside: list[RequestState] | None = []
         self.entry_since_ns = FOREVER
         self.most_at_stage = 0
 
@@ -108,6 +109,7 @@ class Segment:
         """Let requests in at the first stage of those inside."""
         at, at_stage, count = stage - self.num_steps, self.at_stage, len(states)
         self.num_inside += count
+        self._inside = None
         if at in at_stage:
             there = at_stage[at]
             there += states
@@ -124,6 +126,7 @@ class Segment:
         """Let those out who are at a stage."""
         states = self.at_stage.pop(stage - self.num_steps, [])
         self.num_inside -= len(states)
+        self._inside = None
         self._find_first()
         return states
 
@@ -176,10 +179,10 @@ class Segment:
             if not at_stage[at]:
                 del at_stage[at]
         for state in states:
-            at_stage.setdefault(state.num_output_tokens - here - num_steps, []).append(state)
-        for there in at_stage.values():
-            there.sort(key=seat_number)
+            there = at_stage.setdefault(state.num_output_tokens - here - num_steps, [])
+            insort(there, state, key=seat_number)
         self.at_stage = dict(sorted(at_stage.items(), reverse=True))
+        self._inside = None
         self.most_at_stage = max(map(len, at_stage.values()), default=0)
         self._find_first()
         self.held, self._others_ran_ns = states, now_ns
@@ -193,12 +196,10 @@ class Segment:
             if state not in self.held:
                 ran_ns[state] = last_ns
 
-    def find_since(self, ran_ns: dict[RequestState, int], but: int = 0) -> int:
-        """Return since when somebody waits at the entry, the first so many left out; or FOREVER."""
-        least_ns = min(map(ran_ns.__getitem__, self.entry[but:]), default=FOREVER)
-        if not but:
-            self.entry_since_ns = least_ns
-        return least_ns
+    def find_since(self, ran_ns: dict[RequestState, int]) -> int:
+        """Return since when somebody waits at the entry, or FOREVER."""
+        self.entry_since_ns = min(map(ran_ns.__getitem__, self.entry), default=FOREVER)
+        return self.entry_since_ns
 
     def remove(self, state: RequestState, stage: int) -> bool:
         """Let one out who is at a stage; False if it is not."""
@@ -211,6 +212,7 @@ class Segment:
             del self.at_stage[at]
             self._find_first()
         self.num_inside -= 1
+        self._inside = None
         return True
 
     def beyond(self, group: int) -> list[RequestState]:
@@ -226,7 +228,9 @@ class Segment:
 
     def inside(self) -> list[RequestState]:
         """Return all inside."""
-        return list(chain.from_iterable(self.at_stage.values()))
+        if self._inside is None:  # a segment that stops goes on with the same
+            self._inside = list(chain.from_iterable(self.at_stage.values()))
+        return self._inside
 
 
 class Segments:
@@ -259,8 +263,9 @@ class Segments:
     """
 
     __slots__ = (
-        "_chosen", "_follows", "_gone", "_has_prompts", "_num_running", "_plan", "_slots", "come",
-        "each", "edges", "holding", "is_kept", "num_run", "ran_ns",
+        "_chosen", "_follows", "_gone", "_has_prompts", "_num_running", "_plan", "_slots",
+        "_stalled", "_stalled_from", "come", "each", "edges", "holding", "is_kept", "num_run",
+        "ran_ns",
     )  # fmt: skip
 
     def __init__(self, edges: Sequence[int]) -> None:
@@ -277,6 +282,9 @@ class Segments:
         self._follows = False  # whether the engine lets them be followed
         self._has_prompts = False  # at stage 0
         self._gone: list[RequestState] = []
+        # What `least_since_ns` said of the segments from one on, or -1, while none of them has run
+        # since: who came there later waits for less long.
+        self._stalled_from, self._stalled = -1, (FOREVER, 0)
         # Of each length the number of its segment, or -1 - that if it begins there; as far as
         # anybody was as long.
         self._slots: list[int] = []
@@ -340,6 +348,8 @@ class Segments:
             self._num_running -= len(each[0].pass_from(0))
             self._has_prompts = False
         self.num_run = chosen.num_run
+        if chosen.num_run > self._stalled_from:
+            self._stalled_from = -1
         self.come = come = []
         if chosen.taken:
             for i, count in chosen.taken.items():
@@ -348,11 +358,11 @@ class Segments:
         held = chosen.held or self.holding
         if held:
             self._hold(num_steps, now_ns)
-        for segment in each[: chosen.num_run]:
+        for i in range(chosen.num_run):
+            segment = each[i]
             segment.num_steps = steps = segment.num_steps + num_steps
             segment.since_ns = now_ns
             if steps == segment.passes_at:
-                i = each.index(segment)
                 each[i + 1].wait(segment.pass_from(edges[i]), self.ran_ns, now_ns)
                 come.append(i + 1)
         if held:
@@ -446,6 +456,7 @@ class Segments:
         self._slot(max(lengths, default=0))
         self._num_running = len(running)
         self._follows = view.is_in_step
+        self._stalled_from = -1
         self.holding = []
         self.each = each = [Segment(edge) for edge in self.edges[:-1]]
         each.append(Segment())
@@ -475,6 +486,8 @@ class Segments:
 
         FOREVER, and that segment, if nobody is there.
         """
+        if first == self._stalled_from:
+            return self._stalled
         least_ns, at, i = FOREVER, first, first
         for segment in self.each[first:]:
             if segment.num_inside and segment.since_ns < least_ns:
@@ -486,6 +499,8 @@ class Segments:
                 if since_ns < least_ns:
                     least_ns, at = since_ns, i
             i += 1
+        self._stalled_from = first if least_ns < FOREVER else -1
+        self._stalled = least_ns, at
         return least_ns, at
 
     def stays_timed_out(self, first: int, chosen: Choice, waited_until_ns: int) -> bool:
@@ -503,9 +518,9 @@ class Segments:
         waited_until_ns : int
             Who waits since then has waited for too long.
         """
+        ran_ns = self.ran_ns
         for i in range(first, chosen.num_run):
-            segment, num_taken = self.each[i], chosen.taken.get(i, 0)
-            stays = len(segment.entry) > num_taken
-            if stays and segment.find_since(self.ran_ns, num_taken) <= waited_until_ns:
-                return True
+            for state in self.each[i].entry[chosen.taken.get(i, 0) :]:
+                if ran_ns[state] <= waited_until_ns:  # most often so of the first
+                    return True
         return False

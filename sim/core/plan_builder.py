@@ -229,7 +229,9 @@ class PlanBuilder(StepLedger):
         -----
         The same plan as `grant_all` makes, without a look at those who go on.
         """
-        self._require_no_decodes("grant_again")
+        if self._has_entries or self._all_decodes or self._members is not None:
+            self._require_no_decodes("grant_again")
+        self.plan = None
         if self._speculates or self.preempted:
             return False
         batch, kv, paused = self._batch, self._kv, self._requests.paused
