@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from schedlab.policies import registry
-from schedlab.policies.slack_loop import _by_slack
+from schedlab.policies.slack_loop import Deadlines, _by_slack
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
@@ -140,6 +140,27 @@ def test_fair_batching_looks_again_once_a_prompt_decodes_that_is_later_than_all_
         run(recorder, work, slow(config), cost)
         got = recorder.batches
         assert got[:3] == [{0: 4}, {0: 1, 1: 10, 2: 189}, {1: 1, 2: 79}]
+
+
+def test_fair_batching_while_one_is_late_looks_at_all_decodes_once(monkeypatch):
+    # Prompts of 300 tokens are cut off by a time of 3000 ns. One in four requests is far ahead of
+    # its dates, and waits while prompts are computed.
+    paces = [Slo(0.0001)] * 3 + [Slo(2.0)]
+    work = [arrival(i, 2000 * i, 300, 20, slo=paces[i % 4]) for i in range(20)]
+    of_decodes, looks = Deadlines.of_decodes, []
+
+    def look(deadlines, view, decodes):
+        looks.append(len(decodes))
+        return of_decodes(deadlines, view, decodes)
+
+    monkeypatch.setattr(Deadlines, "of_decodes", look)
+    recorder = Recorder(registry.make("fair_batching", tbt_s=3e-6))
+    run(recorder, work, limits(num_blocks=3000, seats=20, budget=200, max_model_len=400))
+    with_prompt = [got for got in recorder.batches if len(got) > 1 and max(got.values()) > 1]
+    assert len(with_prompt) == 80
+    turns = "".join("x" if 3 in got else " " for got in recorder.batches)
+    assert " " in turns.strip()
+    assert looks == [1]
 
 
 @pytest.mark.parametrize("knobs", [{"ttft_s": 0.0}, {"tbt_s": float("inf")}])
