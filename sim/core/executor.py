@@ -301,8 +301,10 @@ class SimExecutor(Executor):
         self._due: dict[int, list[_Answer]] = {}
         self._due_steps: list[int] = []
         self._num_turns = 0
-        # Which of these is the next, found when so many had left the batch; -1 = look for it.
+        # Which of these is the next, and an answer that is complete then, found when so many had
+        # left the batch; -1 = look for it.
         self._soonest = FOREVER
+        self._next: _Answer | None = None
         self._num_departures = -1
         self._last_step_ns = 1
         self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
@@ -342,8 +344,8 @@ class SimExecutor(Executor):
                 if answer.listed_step > step:
                     self._list(answer)
                 if step < self._soonest:
-                    self._soonest = step
-            else:
+                    self._soonest, self._next = step, answer
+            elif step <= self._soonest:  # it is to be listed there
                 self._num_departures = -1
         self._num_turns = turn
 
@@ -359,8 +361,8 @@ class SimExecutor(Executor):
             if answer.listed_step > step:
                 self._list(answer)
             if step < self._soonest:
-                self._soonest = step
-        else:
+                self._soonest, self._next = step, answer
+        elif step <= self._soonest:
             self._num_departures = -1
 
     def _list(self, answer: _Answer) -> None:
@@ -515,8 +517,16 @@ class SimExecutor(Executor):
                     soonest = due_step
             return soonest
         if self._num_departures != decodes.num_departures:
+            following = self._next
+            if (
+                self._num_departures < 0
+                or following is None
+                or following.due_step != self._soonest
+                or following.state is None
+                or following.state._batch is not decodes
+            ):
+                self._soonest = self._look_for_next(decodes)
             self._num_departures = decodes.num_departures
-            self._soonest = self._look_for_next(decodes)
         return self._soonest
 
     def _look_for_next(self, decodes: DecodeBatch) -> int:
@@ -528,6 +538,7 @@ class SimExecutor(Executor):
                 if answer.due_step == step:
                     state = answer.state
                     if state is not None and state._batch is decodes:
+                        self._next = answer
                         return step
             heappop(self._due_steps)
             del self._due[step]
