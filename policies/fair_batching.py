@@ -74,7 +74,7 @@ class FairBatching(Policy):
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         self._own_tbt_ms.pop(state.id, None)
-        self._deadlines.targets.pop(state, None)
+        self._deadlines.forget(state)
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""

@@ -37,7 +37,7 @@ class Deadlines:
     together : list of (int, int, RequestState, int)
         Decodes that have moved on together since all were looked at, in the order of their dates:
         when their tokens were due then, their numbers, and how many they had. Who joined them later
-        is written down as if he had been there. Some may have ended. Empty where it is not known.
+        is written down as if he had been there. Empty where it is not known.
     apart : list of RequestState
         All other decodes while some are together, and whose prompts were computed last.
     full_tokens : int
@@ -70,6 +70,16 @@ class Deadlines:
         if state.status is RUNS:  # it decodes already, on its way from another engine
             self.together = []
 
+    def forget(self, state: RequestState) -> None:
+        """Let a request be gone that has ended."""
+        self.targets.pop(state, None)
+        if state in self.apart:
+            self.apart.remove(state)
+        for i, entry in enumerate(self.together):
+            if entry[2] is state:
+                del self.together[i]
+                break
+
     def follow(
         self, states: Sequence[RequestState], dates_ns: Sequence[int], apart: list[RequestState]
     ) -> None:
@@ -90,8 +100,6 @@ class Deadlines:
         is urgent is together with the others from now on. None if all are to be looked at.
         """
         together, targets = self.together, self.targets
-        if together and (not together[0][2].is_decoding or len(together) > 2 * view.num_decodes):
-            self.together = together = [entry for entry in together if entry[2].is_decoding]
         if not together or tbt_ns <= _ROUNDED_NS:
             return None
         _, _, first, num_tokens = together[0]
