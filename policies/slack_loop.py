@@ -100,7 +100,7 @@ class Deadlines:
         is urgent is together with the others from now on. None if all are to be looked at.
         """
         together, targets = self.together, self.targets
-        if not together or tbt_ns <= _ROUNDED_NS:
+        if not together or tbt_ns <= 2 * _ROUNDED_NS:  # rounding could make the first wait
             return None
         _, _, first, num_tokens = together[0]
         soon_ns = view.now_ns + tbt_ns
