@@ -27,8 +27,9 @@ class FairBatching(Policy):
 
     It fails where the estimate does: steps that take longer break every promise. In overload all
     decodes are urgent, and prompts get what these leave. Prompts late by much go before those that
-    could still be in time, so nobody starves. Memory is taken from the latest arrival. The budget
-    of prompts that each engine reports to a router (PAB) is not modelled.
+    could still be in time, so nobody starves. Memory is taken from the latest arrival, or where
+    prompts under way block each other from the last that is due. The budget of prompts that each
+    engine reports to a router (PAB) is not modelled.
 
     The paper's text was not at hand: the rules are those of two independent accounts of it, which
     agree. The first of a step is taken whatever its time, an addition.

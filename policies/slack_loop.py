@@ -10,7 +10,6 @@ from schedlab.policies.preemption import (
     everyone_fits,
     grant_all_decodes,
     grant_or_preempt,
-    latest_arrival,
 )
 from schedlab.policies.step_load import STEPS_AHEAD, Ceiling, PromptCeilings, StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -193,8 +192,9 @@ def plan_by_slack(
         more, load = _decode(others, load, budget_ns, builder, view, both, deadlines)
         num_served += len(more)
     if load.is_empty and view.running and not builder.preempted:
-        # Prompts under way block each other for memory.
-        builder.preempt(latest_arrival(builder))
+        # Prompts under way block each other for memory. Who is due last gives way: were it who
+        # arrived last, and is due first, it would come back for the same memory again and again.
+        builder.preempt(max(builder.running(), key=lambda s: _place(s, deadlines.targets)))
     deadlines.together = []
     all_served = len(served) == len(urgent) and not builder.preempted
     if first_ns <= now_ns and all_served and view.is_in_step:

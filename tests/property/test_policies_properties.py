@@ -286,6 +286,47 @@ def test_fair_batching_decides_by_an_order_it_kept_as_where_it_looks_at_all(
     assert kept == anew
 
 
+def of_rows(rows):
+    """Return requests of rows: when they come, prompt, output, and ms to the first token."""
+    return [
+        arrival(i, ns, prompt, output, slo=None if ttft_ms is None else Slo(ttft_ms))
+        for i, (ns, prompt, output, ttft_ms) in enumerate(rows)
+    ]
+
+
+def test_fair_batching_takes_memory_from_nobody_whom_the_step_serves():
+    work = of_rows([
+        (0, 33, 8, None), (1500, 58, 31, 0.005), (3000, 27, 7, 0.05), (4500, 4, 58, None),
+        (6000, 56, 39, 0.005), (6000, 58, 18, 0.05), (6700, 76, 7, None), (8200, 4, 2, 0.005),
+        (8200, 70, 1, 0.05), (8200, 28, 28, None), (8200, 68, 15, 0.005), (9700, 64, 36, 0.05),
+        (10400, 45, 15, None), (11100, 59, 19, 0.005), (11100, 54, 54, 0.05), (13600, 13, 12, None),
+    ])  # fmt: skip
+    config = EngineConfig(
+        num_blocks=80, max_model_len=200, block_size=4, max_num_seqs=6, max_num_batched_tokens=100
+    )
+    kept, anew = [
+        laws.run(policy(2e-5, 1.73337e-6), work, config, NeverFalling())
+        for policy in (FairBatching, LookingAtAll)
+    ]
+    assert laws.signature(kept) == laws.signature(anew)
+    laws.check(kept, work, config)
+
+
+def test_fair_batching_lets_prompts_that_block_each_other_come_to_an_end():
+    # Who arrived last is due first there: taken out, it came back for the same memory for ever.
+    work = of_rows([
+        (0, 39, 50, None), (2200, 53, 21, 0.005), (3700, 3, 29, None), (6200, 65, 49, None),
+        (6900, 20, 29, 0.05), (8400, 37, 9, None), (8400, 36, 26, 0.005), (8400, 74, 24, 0.05),
+        (9900, 43, 44, None), (10600, 45, 39, 0.005), (13100, 1, 3, 0.05), (14600, 76, 34, None),
+        (16100, 76, 17, 0.005),
+    ])  # fmt: skip
+    config = EngineConfig(
+        num_blocks=52, max_model_len=200, block_size=4, max_num_seqs=10, max_num_batched_tokens=100
+    )
+    log = laws.run(FairBatching(1e-5, 2e-6), work, config, NeverFalling())
+    laws.check(log, work, config)
+
+
 @pytest.mark.parametrize("name", ["vtc", "past_future"])
 @settings(max_examples=share(0.12))
 @given(workload=workloads(), config=configs(), steps=st.sampled_from([1, 3, 10]))
