@@ -32,6 +32,19 @@ def test_async_engine_schedules_an_arrival_one_step_later():
     assert run(workload, config).requests()["first_scheduled_ns"][1] == 300
 
 
+def test_async_engine_knows_at_a_plan_who_came_before_the_start_of_the_last_of_growing_steps():
+    # Of the steps skipped at once the first is the shortest, and the last takes 25 ns more.
+    cost, config = LinearCost(100, 0, 5), replace(CONFIG, async_scheduling=True)
+    starts = laws.run(
+        registry.make("fcfs"), [arrival(0, 0, 1, 12)], laws.slow(config), cost
+    ).steps()["start_ns"]
+    for late_ns in (-1, 0, 1, 10, 24):
+        workload = [arrival(0, 0, 1, 12), arrival(1, int(starts[7]) + late_ns, 1, 1)]
+        log = laws.run(registry.make("fcfs"), workload, config, cost)
+        first = log.requests()["first_scheduled_ns"][1]
+        assert first == starts[9 if late_ns > 0 else 8], late_ns
+
+
 def test_async_engine_when_idle_starts_at_once():
     config = replace(CONFIG, async_scheduling=True)
     log = run([arrival(0, 0, 1, 1), arrival(1, 150, 1, 1)], config)

@@ -432,6 +432,24 @@ def test_length_is_chosen_by_all_drafts_so_far_and_how_many_were_cut_short(tmp_p
     assert length.told == [([(0, 1)], 0, 0), ([(1, 1)], 5, 3), ([(2, 1)], 6, 4)]
 
 
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_length_is_chosen_by_all_drafts_of_steps_that_were_skipped(fast_forward):
+    told = []
+
+    class Noting:
+        def choose(self, decoding):
+            told.append((decoding.num_accepted, decoding.num_cut_short))
+            return [2] * len(decoding.requests)
+
+    config = EngineConfig(
+        num_blocks=200, max_model_len=400, num_speculative_tokens=2, fast_forward=fast_forward
+    )
+    # Every draft is right: three tokens a step, of the last of 25 there are three as well.
+    workload = [laws.arrival(i, i * 10**12, 10, 25) for i in range(2)]
+    hand_run(config, workload, length=Noting())
+    assert told[-1][0] == 16
+
+
 def test_shorter_drafts_than_recorded_continue_in_the_middle_of_one(tmp_path):
     log = run_recorded(tmp_path, {0: [(4, 4), (4, 0)]}, [laws.arrival(0, 0, 10, 7)], k=2)
     _, counts = np.unique(log.token_times(0), return_counts=True)
@@ -480,7 +498,7 @@ def test_recorded_drafts_tell_at_each_place_what_was_left_of_them(drafts, places
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate", "spread"), [(0.7, 0.1), (0.5, 0.2), (0.9, 0.05), (0.3, 0.0)])
+@pytest.mark.parametrize(("rate", "spread"), [(0.7, 0.1), (0.5, 0.2), (0.5, 0.4), (0.3, 0.0)])
 def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, spread):
     drawn, tokens = DrawnAcceptance([rate], spread, seed=3), 512
     shares = []
@@ -488,7 +506,7 @@ def test_spread_of_acceptance_is_the_deviation_of_the_rates_of_requests(rate, sp
         outcome = drawn.outcome(Request(i, 0, 1, max_tokens=tokens), tokens)
         shares.append(np.mean([outcome.verify(place, 1)[1] for place in range(0, tokens, 4)]))
     noise = rate * (1 - rate) / (tokens / 4)
-    assert np.mean(shares) == pytest.approx(rate, abs=0.02)
+    assert np.mean(shares) == pytest.approx(rate, abs=0.01 + 2 * spread / np.sqrt(640))
     assert np.std(shares) == pytest.approx(np.sqrt(spread**2 + noise), rel=0.1)
 
 
