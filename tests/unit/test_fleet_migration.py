@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from schedlab.experiments.running import fleet
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.cluster import Cluster
 from schedlab.experiments.specification.loading import make_spec
@@ -303,6 +304,42 @@ def test_short_prompts_stay_where_answers_are_computed():
 def test_moves_that_cannot_be_are_told(cluster, engine, message):
     with pytest.raises(SpecError, match=message):
         experiment(engine=engine, **{"count": 2, **cluster})
+
+
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("decode", "decode"), ("mixed", "decode")])
+@pytest.mark.parametrize(
+    ("formats", "drafters", "message"),
+    [
+        (("bf16", "bf16"), ("eagle", "eagle"), None),
+        (("bf16", "bf16"), (None, None), None),
+        (("bf16", "fp8"), (None, None), "kv_cache_dtype must be one .* got bf16 and fp8"),
+        (("bf16", "bf16"), ("eagle", None), "must have one drafter .* got eagle and none"),
+    ],
+)
+def test_requests_move_only_among_pools_that_keep_kv_alike_whatever_their_role(
+    roles, formats, drafters, message
+):
+    kinds = [
+        SimpleNamespace(
+            role=role,
+            point=SimpleNamespace(
+                deployment=SimpleNamespace(kv_dtype=kv_format),
+                speculation=drafter and SimpleNamespace(cached_drafter=drafter),
+            ),
+        )
+        for role, kv_format, drafter in zip(roles, formats, drafters, strict=True)
+    ]
+    asked = SimpleNamespace(
+        name="llumnix", knobs={"enter_above": 3.0}, every_ms=2.5, last_stage_blocks=7, max_stages=9
+    )
+    assert fleet.migration(SimpleNamespace(migration=None), kinds) is None
+    if message is None:
+        plan = fleet.migration(SimpleNamespace(migration=asked), kinds)
+        assert (plan.every_ns, plan.last_stage_blocks, plan.max_stages) == (2_500_000, 7, 9)
+        assert plan.migrator.enter_above == 3.0
+    else:
+        with pytest.raises(SpecError, match=message):
+            fleet.migration(SimpleNamespace(migration=asked), kinds)
 
 
 def test_document_lists_every_migrator_and_knob():

@@ -687,6 +687,26 @@ def test_measured_run_depends_on_its_cost_model_where_the_clock_or_the_policy_go
     assert kept.describe() == f"{tmp_path / 'kept'} holds 1 measured runs of kernels real cpu"
 
 
+@pytest.mark.parametrize("changed", ["ours", "vllm"])
+@pytest.mark.parametrize("backend", ["real", "vllm"])
+def test_run_is_another_once_what_serves_it_is_another_and_no_other_does(
+    monkeypatch, backend, changed
+):
+    releases, asked = {"ours": 1, "vllm": 1}, []
+
+    def kernels(of, device):
+        asked.append((of, device))
+        return str(releases["vllm" if of == "vllm" else "ours"])
+
+    monkeypatch.setattr(measured_runs, "kernels", kernels)
+    spec = make_spec(without_sweep(real={"device": "cuda:1"}))
+    spec = spec.model_copy(update={"backend": backend})
+    before = run_identity(spec)
+    releases[changed] += 1
+    assert (run_identity(spec) != before) is ((backend == "vllm") is (changed == "vllm"))
+    assert asked == [(backend, "cuda:1")] * 2
+
+
 def test_comparison_is_written_as_data_as_text_and_as_three_figures(monkeypatch, tmp_path):
     spec = SimpleNamespace(name="the name")
     for name in ("step_figure", "cdf_figure", "frontier_figure"):

@@ -193,3 +193,28 @@ def test_fit_of_which_nothing_was_held_out_is_not_judged():
     said = fitted_profile.verdict(SimpleNamespace(held_out=nothing), {}, [0.5])
     assert said.startswith("NOT JUDGED: no batch was held out")
     assert "sentinels moved by up to 50.0%" in said
+
+
+@pytest.mark.parametrize("writes_steps", [False, True])
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_refit_says_whose_level_its_steps_have_by_what_it_wrote_not_by_what_it_read(
+    monkeypatch, tmp_path, has_steps, writes_steps
+):
+    asked = []
+
+    def refit(profile, output, level_of):
+        asked.append((profile, output, level_of))
+        output.mkdir()
+        if writes_steps:
+            (output / fitted_profile.RUN_STEPS).write_text("{}")
+        return SimpleNamespace(verdict="GOOD")
+
+    monkeypatch.setattr(fitted_profile, "refit", refit)
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    if has_steps:
+        (old / fitted_profile.RUN_STEPS).write_text("{}")
+    done = schedlab("profile", "refit", old, "-o", new, "--level-of", "a", "--level-of", "b")
+    assert asked == [(old, new, [Path("a"), Path("b")])]
+    note = ["its steps are at the level of single batches; --level-of RUN takes a run's"]
+    assert done.stdout.splitlines() == ["GOOD", *note * (not writes_steps), f"profile: {new}"]

@@ -1611,3 +1611,23 @@ def test_value_at_a_key_is_what_stands_at_the_whole_of_it_or_none():
     assert tuning._at(asked, "name") == asked.name
     for key in ("name.more", "engine.max_num_seqs.more", "engine.no_such_key", "none.at.all"):
         assert tuning._at(asked, key) is None
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"policy": ["fcfs", "static"]}, "tune takes one experiment without a sweep"),
+        ({"engine.block_size": [16, 32], "policy": ["fcfs"]}, "one experiment without a sweep"),
+        ({"engine.max_num_seqs": [8, 64]}, "engine.max_num_seqs is swept as well"),
+        ({}, None),
+    ],
+)
+def test_tune_of_an_experiment_with_a_sweep_of_whatever_key_is_refused(sweep, message):
+    section = {"maximize": "output_throughput", "over": {"engine.max_num_seqs": [8, 64]}}
+    asked = spec(tune={**section, "tolerance": 0.5})
+    swept = asked.model_copy(update={"sweep": sweep})
+    if message is None:
+        assert tuning.tune(swept, Surface()).trials
+        return
+    with pytest.raises(SpecError, match=message):
+        tuning.tune(spec(tune=section, sweep=sweep), None)

@@ -438,6 +438,27 @@ def test_what_needs_to_know_arrivals_beforehand_is_refused():
         run(make_spec({"name": "s", "workload": plain}))
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_asked", "message"),
+    [
+        ({}, False, None),
+        ({"session_rate": 2.0}, False, "session_rate: the workload has no sessions"),
+        ({"follow_sessions": True}, True, None),
+        ({"follow_sessions": True, "session_rate": 2.0}, True, None),
+    ],
+)
+def test_sessions_of_a_trace_are_followed_where_that_is_asked_for_and_not_by_their_rate(
+    file, keys, is_asked, message
+):
+    workload = {"trace": str(file(BURSTGPT_8, "t.csv")), "format": "burstgpt"}
+    spec = make_spec({"workload": {**workload, **keys}})
+    if message is None:
+        assert (load_workload(spec, 8192).turns is not None) is is_asked
+    else:
+        with pytest.raises(SpecError, match=message):
+            load_workload(spec, 8192)
+
+
 @pytest.mark.slow
 def test_conversations_of_a_real_trace_find_exactly_what_was_said_before():
     path = data_folder() / "traces" / "mooncake" / "conversation_trace.jsonl"

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
@@ -320,6 +321,34 @@ def test_extends_merges_sections_and_replaces_the_rest(tmp_path, spec_file):
     assert spec.policy.predictor is None
     assert spec.sweep == {}  # the child set what the parent swept
     assert spec.workload.num_requests == 1000
+
+
+@pytest.mark.parametrize(
+    ("section", "parent", "child", "merged"),
+    [
+        ("engine", {"max_num_seqs": 9, "block_size": 32}, {"block_size": 8},
+         {"max_num_seqs": 9, "block_size": 8}),
+        ("workload", {"num_requests": 5, "request_rate": 2.0}, {"num_requests": 7},
+         {"num_requests": 7, "request_rate": 2.0}),
+        ("cluster", {"count": 2, "router": "round_robin"}, {"count": 3},
+         {"count": 3, "router": {"name": "round_robin"}}),
+        ("slo", {"ttft_ms": 500, "tpot_ms": 9}, {"tpot_ms": 50}, {"ttft_ms": 500, "tpot_ms": 50}),
+        ("sweep", {"seed": [1, 2], "engine.block_size": [8, 16]}, {"seed": [3]},
+         {"seed": [3], "engine.block_size": [8, 16]}),
+        ("real", {"repeats": 3, "threads": 2}, {"threads": 4}, {"threads": 4}),
+        ("policy", {"name": "sjf", "predictor": "oracle"}, {"name": "static"}, {"name": "static"}),
+    ],
+)  # fmt: skip
+def test_extends_merges_each_section_of_options_key_by_key_and_replaces_others(
+    tmp_path, section, parent, child, merged
+):
+    base = {"workload": {"trace": "azure-conv", "num_requests": 5, "request_rate": 2.0}}
+    first = base.get(section, {}) | parent
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base | {section: first}))
+    (tmp_path / "child.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", section: child}))
+    found = load_spec(tmp_path / "child.yaml").changes()[section]
+    kept = {key: value for key, value in found.items() if key != "trace"}
+    assert kept == merged
 
 
 def test_trace_of_no_known_format_is_refused_with_its_line(spec_file):

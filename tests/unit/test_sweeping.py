@@ -2,13 +2,15 @@
 
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +29,7 @@ from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.experiments.sweeps import dry_run, jobs, workers
 from schedlab.experiments.sweeps.dry_run import describe_plan
+from schedlab.experiments.sweeps.jobs import Done
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Plan, Shard, Swept, plan, sweep_all, swept_data
@@ -98,6 +101,56 @@ def test_two_processes_give_the_bytes_of_one(spec_file):
     one, two = contents(Path("one")), contents(Path("two"))
     assert len([name for name in one if name.endswith("result.json")]) == 8
     assert one == two
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Begin threads for processes: one ends over a job that is negative."""
+    begun, told = [], []
+
+    def begin():
+        ours, theirs = multiprocessing.Pipe()
+        process = SimpleNamespace(exitcode=-9, join=lambda: None, terminate=lambda: None)
+        begun.append(process)
+
+        def serve():
+            with suppress(EOFError, OSError):
+                while (job := theirs.recv()) >= 0:
+                    told.append(job)
+                    theirs.send(Done(job, 1.5, None))
+            theirs.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        return workers._Worker(process, ours)
+
+    monkeypatch.setattr(workers, "_start", begin)
+    return begun, told
+
+
+def test_jobs_of_one_process_are_begun_and_come_back_in_the_order_they_are_given_in(stand_ins):
+    begun, told = stand_ins
+    with Processes(1) as one:
+        assert [done.job for done in one.run([3, 1, 2])] == told == [3, 1, 2]
+        assert list(one.run([7])) == [Done(7, 1.5, None)]
+        assert list(one.run([])) == []
+    assert len(begun) == 1
+
+
+def test_process_that_dies_costs_its_job_alone_and_another_takes_its_place(stand_ins):
+    begun, told = stand_ins
+    death = "its process was ended by SIGKILL (out of memory?)"
+    with Processes(1) as one:
+        assert [(done.job, done.error) for done in one.run([4, -1, 5, 6])] == [
+            (4, None), (-1, death), (5, None), (6, None),
+        ]  # fmt: skip
+    assert (told, len(begun)) == ([4, 5, 6], 2)
+
+
+@pytest.mark.parametrize(("num_jobs", "expected"), [(1, 1), (2, 2), (3, 3), (9, 3)])
+def test_no_more_processes_are_begun_than_there_are_jobs(stand_ins, num_jobs, expected):
+    with Processes(3) as three:
+        assert sorted(done.job for done in three.run(range(num_jobs))) == [*range(num_jobs)]
+    assert len(stand_ins[0]) == expected
 
 
 @pytest.mark.slow
