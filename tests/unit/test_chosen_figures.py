@@ -146,6 +146,20 @@ def test_lines_refuse_settings_that_share_a_place(results):
         lines(results.rows, "", ["mean_e2el_ms"], "request_rate", ["policy"])
 
 
+@pytest.mark.parametrize("values", ["00", "77", "aa", "100", "abb"])
+def test_settings_that_share_any_place_even_the_first_are_not_drawn_over_each_other(values):
+    settings = ({"policy": "p", "k": k, "other": str(n)} for n, k in enumerate(values))
+    with pytest.raises(SpecError, match="other varies as well; add it to --by"):
+        lines(rows_of(*settings, completed=1.0), "", ["completed"], "k", ["policy"])
+
+
+def test_settings_of_different_curves_may_share_a_place():
+    rows = rows_of(*({"policy": p, "k": k} for p in "ab" for k in ("0", "3")), completed=1.0)
+    (axes,) = lines(rows, "", ["completed"], "k", ["policy"]).axes
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+    assert [curve for curve in drawn if len(curve[0])] == [([0, 3], [1, 2]), ([0, 3], [3, 4])]
+
+
 @pytest.mark.slow
 def test_folders_are_one_sweep_and_what_one_does_not_sweep_is_read_from_its_points(folder, other):
     both = merged([read_results(folder), read_results(other)])

@@ -73,6 +73,20 @@ def test_engine_that_died_is_white_until_it_is_up_again(result):
     assert (held.images[0].get_array() <= 100).all()
 
 
+@pytest.mark.parametrize(
+    ("pools", "named"), [("aab", ["a", "b"]), ("abb", ["a", "b"]), ("aaa", None)]
+)
+def test_pools_are_named_where_there_are_several_however_many_engines_each_has(
+    result, pools, named
+):
+    engines = [one._replace(pool=pool) for one, pool in zip(result.engines, pools, strict=True)]
+    figure = plots.engines_over_time(dataclasses.replace(result, engines=tuple(engines)), "")
+    (axes,) = (axes for axes in figure.axes if axes.get_xlabel().startswith("time"))
+    legend = axes.get_legend()
+    found = None if legend is None else [text.get_text() for text in legend.get_texts()]
+    assert found == named
+
+
 def test_steps_of_an_engine_count_by_their_length_in_each_piece_of_time():
     # Two steps of 3 and 5 requests, from 10 to 20 and from 30 to 50; one is another engine's.
     steps = {"start_ns": np.array([10, 12, 30]), "end_ns": np.array([20, 18, 50])}
@@ -275,7 +289,9 @@ def test_goodput_for_a_dollar_is_drawn_once_any_run_has_it(monkeypatch, goods, i
     assert drawn == [(goods, "mine at 3")] * is_drawn
 
 
-def test_memory_over_time_is_a_share_of_that_of_the_engine_of_each_step(monkeypatch, result):
+def test_memory_over_time_since_the_first_arrival_is_a_share_of_that_of_the_engine_of_each_step(
+    monkeypatch, result
+):
     times = 3 ** np.arange(len(result.engines))
     larger = [
         one._replace(kv_capacity_tokens=int(n) * one.kv_capacity_tokens)
@@ -286,13 +302,15 @@ def test_memory_over_time_is_a_share_of_that_of_the_engine_of_each_step(monkeypa
         timelines, "_draw_area",
         lambda axes, time_s, values, name: drawn.setdefault(name, (time_s, values)),
     )  # fmt: skip
-    plots.time_series(dataclasses.replace(result, engines=tuple(larger)), "")
+    # Nobody is served for seven seconds: time counts from the first arrival all the same.
+    early = {**result.requests, "arrival_ns": result.requests["arrival_ns"] - 7_000_000_000}
+    plots.time_series(dataclasses.replace(result, requests=early, engines=tuple(larger)), "")
     steps = result.log.steps()
     capacity = np.array([larger[i].kv_capacity_tokens for i in steps["engine"].tolist()])
     time_s, percent = drawn["held by requests"]
     np.testing.assert_allclose(percent, 100 * steps["kv_allocated_tokens"] / capacity)
     first_ns = result.requests["arrival_ns"].min()
-    np.testing.assert_allclose(time_s, (steps["start_ns"] - first_ns) / 1e9)
+    np.testing.assert_allclose(time_s, 7 + (steps["start_ns"] - first_ns) / 1e9)
 
 
 def test_facts_of_an_engine_are_read_back_as_they_were_whatever_they_lack():

@@ -114,3 +114,22 @@ def test_figure_in_a_notebook_without_plotly_is_still(swept, notebook, monkeypat
 def test_figure_outside_of_a_notebook_is_itself(swept):
     figure = swept.plot.pareto()
     assert shown(figure) is figure
+
+
+def test_bars_are_called_as_in_the_legend_of_their_own_panel():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    first, unnamed, last = figure.subplots(3)
+    for axes, name in ((first, "queued"), (unnamed, "of nobody"), (last, "running")):
+        axes.barh([0], [2.0], left=[1.0], color="red", label=name)
+        axes.barh([1], [3.0], left=[1.0], color="blue", label=f"{name} too")
+    first.legend()
+    last.legend()
+    named = {}
+    for trace in traces_and_layout(figure)["data"]:
+        named.setdefault(trace["xaxis"], set()).add((trace["name"], trace["x"][0]))
+    assert named == {
+        "x": {("queued", 2.0), ("queued too", 3.0)}, "x2": {("", 2.0), ("", 3.0)},
+        "x3": {("running", 2.0), ("running too", 3.0)},
+    }  # fmt: skip

@@ -547,13 +547,23 @@ def test_heat_map_marks_the_best_of_each_column():
     assert bold == {(0, 1), (1, 0)}
 
 
-@pytest.mark.parametrize(("num_seeds", "bold"), [(2, set()), (5, {(1, 0)})])
-def test_heat_map_of_few_seeds_or_equal_values_marks_no_best(num_seeds, bold):
+@pytest.mark.parametrize(
+    ("num_seeds", "tells"),
+    [((1, 1), True), ((2, 2), False), ((4, 5), False), ((5, 1), True), ((5, 5), True)],
+)
+def test_heat_map_of_few_seeds_or_equal_values_marks_no_best(num_seeds, tells):
     rows = [row("fast", 2, 1.0, 100), row("much", 2, 1.0, 900)]
-    rows = [dataclasses.replace(one, num_replications=num_seeds) for one in rows]
-    axes = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms"]).axes[0]
-    weights = {text.get_position() for text in axes.texts if text.get_fontweight() == "bold"}
-    assert weights == bold
+    rows = [
+        dataclasses.replace(one, num_replications=n) for one, n in zip(rows, num_seeds, strict=True)
+    ]
+    figure = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms"])
+    texts = figure.axes[0].texts
+    bold = {text.get_position() for text in texts if text.get_fontweight() == "bold"}
+    assert bold == ({(1, 0)} if tells else set())
+    told = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert ("bold: the best" in told) is tells
+    assert ("fewer than 5 seeds tell no best" in told) is not tells
+    assert ("95 % confidence interval" in told) is (max(num_seeds) > 1)
 
 
 def test_heat_map_has_a_column_for_what_any_setting_has_and_a_cell_for_each():
