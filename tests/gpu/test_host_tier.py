@@ -84,6 +84,24 @@ def test_host_blocks_are_handed_out_again_when_they_are_evicted_or_forgotten():
     tier.load([2], np.array([7])).wait()
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_request_that_goes_leaves_its_host_blocks_free_were_it_still_on_its_way_out(is_done):
+    tier, pools = make(num_host_blocks=3)
+    tier.store([5], np.array([6])).wait()
+    expected = contents(pools, 3)
+    ticket = tier.swap_out(7, np.array([1, 2]))
+    if is_done:
+        ticket.wait()
+    tier.forget(8)
+    tier.places.check([*tier._swapped[7]])
+    tier.forget(7)
+    assert ticket.is_done(), "nobody may write there before"
+    tier.places.check([])
+    tier.store([3, 4], np.array([3, 4])).wait()
+    tier.load([3], np.array([9])).wait()
+    assert torch.equal(contents(pools, 9), expected)
+
+
 def test_thread_copies_in_order_and_beside_the_caller():
     lane, gate, done = ThreadLane(), threading.Event(), []
     first = lane.order(lambda: (gate.wait(), done.append(1)))

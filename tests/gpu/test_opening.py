@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.gpu_backend import runner as runners  # noqa: E402
 from schedlab.gpu_backend import weights  # noqa: E402
 from schedlab.gpu_backend.decoder_config import decoder_config  # noqa: E402
 from schedlab.gpu_backend.device import open_device, require_memory, torch_dtype  # noqa: E402
@@ -252,6 +253,21 @@ def test_model_that_does_not_fit_says_how_much_is_missing():
     huge = replace(CONFIG, num_blocks=1 << 40)
     with pytest.raises(SpecError, match="schedlab-tiny in fp32 with 1099511627776 KV blocks needs"):
         open_runner("schedlab-tiny", huge)
+
+
+@pytest.mark.parametrize("num_blocks", [20, 37])
+def test_memory_asked_for_is_that_of_the_weights_and_of_all_blocks_the_dummy_too(
+    monkeypatch, num_blocks
+):
+    asked = []
+    monkeypatch.setattr(runners, "require_memory", lambda *given: asked.append(given))
+    config = replace(CONFIG, num_blocks=num_blocks, max_model_len=num_blocks * CONFIG.block_size)
+    runner = open_runner("schedlab-tiny", config)
+    blocks = sum(pool.nbytes for pair in runner.kv_pools for pool in pair)
+    ((needed, where, what),) = asked
+    assert needed == decoder_config("schedlab-tiny").shape.weight_bytes("fp32") + blocks
+    assert where == CPU
+    assert what == f"schedlab-tiny in fp32 with {num_blocks} KV blocks"
 
 
 def test_context_longer_than_the_models_is_refused():

@@ -7,6 +7,7 @@ import math
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -357,13 +358,35 @@ def test_correctness_part_marks_failed_checks(monkeypatch):
 
 def test_parts_asked_for_are_run_or_all_but_the_search_for_tiles(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        selfcheck, "run_parts", lambda names, subject, output, console: asked.append(names)
-    )
-    selfcheck.main(["--device", "cpu"])
-    selfcheck.main(["--device", "cpu", "--only", "tiles", "--only", "bench"])
-    assert asked == [[name for name in selfcheck.PARTS if name != "tiles"], ["tiles", "bench"]]
+
+    def run_parts(names, subject, output, console):
+        asked.append((names, subject.device, output))
+        return len(asked) - 1
+
+    monkeypatch.setattr(selfcheck, "run_parts", run_parts)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert selfcheck.main(["--device", "cpu"]) == 0
+    assert selfcheck.main(["--device", "cpu", "--only", "tiles", "--only", "bench"]) == 1
+    assert selfcheck.main(["--device", "cpu", "-o", "x", "--only", "bench"]) == 1
+    assert asked == [
+        ([name for name in selfcheck.PARTS if name != "tiles"], CPU, None),
+        (["tiles", "bench"], CPU, None), (["bench"], CPU, Path("x")),
+    ]  # fmt: skip
     assert "tiles" in selfcheck.PARTS
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_files_of_a_part_are_written_where_they_are_asked_for_and_nowhere_else(
+    tmp_path, monkeypatch, is_asked
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    case = CheckCase("norm", lambda: [row("one"), row("two", failed=True)])
+    monkeypatch.setitem(PARTS, "bench", lambda subject: [case])
+    arguments = ["-o", str(tmp_path / "x")] if is_asked else []
+    assert selfcheck.main(["--device", "cpu", "--only", "bench", *arguments]) == 1
+    found = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")]
+    assert found == ["x/bench.json"] * is_asked
 
 
 def test_paged_kernel_that_takes_longer_has_a_share_below_one():

@@ -73,6 +73,23 @@ def test_instruction_writes_as_many_registers_as_it_is_wide(instruction, width):
         assert any("overwrites the accumulators" in line for line in found) is told
 
 
+@pytest.mark.parametrize("columns", [8, 64, 128])
+def test_product_may_write_to_no_register_of_an_operand_under_way_with_any_of_its_own(columns):
+    # Operands under way are R152 to R155 of 0x140, and R156 to R159 of 0x150.
+    width = columns // 2
+    product = "HGMMA.64x{}x16.F32.BF16 R{}, gdesc[UR8], RZ, !UPT, gsb0"
+    for first in (152 - width, 153 - width, 152, 155, 156, 157 - width, 159, 160):
+        found = changed("IADD3 R5, R5, 0x1, RZ", product.format(columns, first))
+        written = range(first, first + width)
+        spoiled = [
+            at for at, operand in (("0x140", 152), ("0x150", 156))
+            if any(register in written for register in range(operand, operand + 4))
+        ]  # fmt: skip
+        said = [line for line in found if line.startswith("0x160")]
+        assert [line.rpartition(" ")[2] for line in said] == spoiled, first
+        assert all("overwrites the operand" in line for line in said)
+
+
 def test_hazard_in_the_next_iteration_is_followed_through_the_branch():
     found = changed("WARPGROUP.ARRIVE", "MOV R157, RZ")
     assert found == ["0x100 MOV R157, RZ: overwrites the operand of 0x150"]
