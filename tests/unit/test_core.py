@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedlab import core
+from schedlab import build_core, core
 from tests.golden import small_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,3 +157,73 @@ def test_doctor_finds_no_fault_with_a_compiled_core_and_says_what_a_python_one_c
         found = doctor._core()
         assert (found.subject, found.state) == ("core", state)
         assert detail in found.detail
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_build_leaves_nothing_beside_the_core_it_makes_and_the_old_one_where_it_fails(
+    tmp_path, monkeypatch, fails
+):
+    seen = []
+
+    class Command:
+        def ensure_finalized(self):
+            pass
+
+        def run(self):
+            seen.append((Path.cwd(), Path(self.build_lib), Path(self.build_temp)))
+            for name in (core.GROUP, *(f"schedlab.{module}" for module in core.MODULES)):
+                suffix = core.library(name).name.removeprefix(name)
+                path = Path(self.build_lib, name.replace(".", "/") + suffix)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(name)
+            if fails:
+                sys.exit("no compiler")
+
+    def compile_all(paths, target_dir, **options):
+        seen.append((paths, Path(target_dir)))
+        return []
+
+    command = Command()
+    made = SimpleNamespace(get_command_obj={"build_ext": command}.__getitem__)
+    monkeypatch.setitem(sys.modules, "mypyc", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mypyc.build", SimpleNamespace(mypycify=compile_all))
+    monkeypatch.setitem(sys.modules, "setuptools", SimpleNamespace(Distribution=lambda given: made))
+    version = SimpleNamespace(version={"mypy": "7.5"}.__getitem__)
+    monkeypatch.setattr(build_core, "metadata", version)
+    monkeypatch.setattr(core, "FOLDER", tmp_path / "compiled")
+    core.FOLDER.mkdir()
+    (core.FOLDER / "old").write_text("as it was")
+    before = Path.cwd()
+    if fails:
+        with pytest.raises(SystemExit, match="no compiler"):
+            build_core.build()
+        assert [path.name for path in core.FOLDER.iterdir()] == ["old"]
+    else:
+        assert build_core.build() == core.FOLDER
+        names = {core.GROUP, *(f"schedlab.{module}" for module in core.MODULES)}
+        assert {path.name for path in core.FOLDER.iterdir()} == {
+            core.MANIFEST, *(core.library(name).name for name in names)
+        }  # fmt: skip
+        assert all(core.library(name).read_text() == name for name in names)
+        assert (core.FOLDER / core.MANIFEST).read_text().startswith("mypyc 7.5\n")
+        assert core.why_not() is None
+    (paths, c_folder), (there, *built) = seen
+    assert there == Path(core.__file__).parents[1]
+    assert Path.cwd() == before
+    assert all((there / path).is_file() for path in paths)
+    (scratch,) = {folder.parent for folder in (c_folder, *built)}
+    assert not scratch.is_relative_to(there)
+    assert not scratch.exists()
+
+
+def test_core_without_a_compiler_says_what_to_install(monkeypatch):
+    there = {
+        "mypyc": SimpleNamespace(), "mypyc.build": SimpleNamespace(mypycify=None),
+        "setuptools": SimpleNamespace(Distribution=None),
+    }  # fmt: skip
+    for name in ("mypyc.build", "setuptools"):
+        with monkeypatch.context() as without:
+            for module, stand_in in (there | {name: None}).items():
+                without.setitem(sys.modules, module, stand_in)
+            with pytest.raises(SystemExit, match=r"without \S+: pip install 'mypy\[mypyc\]'"):
+                build_core.build()

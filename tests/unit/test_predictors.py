@@ -1,3 +1,4 @@
+import gzip
 import re
 import sys
 from pathlib import Path
@@ -274,6 +275,24 @@ def test_bert_errors_on_a_bad_table_names_the_line(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         predict("bert_errors", path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_packed"),
+    [
+        ("table.csv", False), ("table", False), ("answers.gz.csv", False),
+        ("table.csv.gz", True), ("table.gz", True), ("answers.v2.csv.gz", True),
+    ],
+)  # fmt: skip
+def test_bert_errors_table_is_unpacked_where_its_name_ends_in_gz(tmp_path, name, is_packed):
+    rows = "".join(f"{length},{length % 5}\n" for length in range(1, 21))
+    text = "output_token_length,predicted_class5\n" + rows
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if is_packed else text.encode())
+    expected = np.zeros((10, 5), dtype=np.int64)
+    for length in range(1, 21):
+        expected[(length - 1) // 2, length % 5] += 1
+    assert np.array_equal(count_predictions(path), expected)
 
 
 @pytest.mark.slow

@@ -302,6 +302,8 @@ def test_dynamo_adds_blocks_of_prompts_and_of_decodes(overlap_weight, columns, c
         (1.0, (3, 5, 7), (0.506, 0.307, 0.186)),  # 1, exp(-1/2) and exp(-1), over their sum
         (0.5, (3, 5, 7), (0.665, 0.245, 0.090)),
         (1.0, (30, 50, 70), (0.506, 0.307, 0.186)),  # the span does not matter
+        (1.0, (10_007, 10_005, 10_003), (0.186, 0.307, 0.506)),  # nor what all of them have
+        (0.1, (10_010, 10_000, 10_009), (0, 1, 0)),
         (0.001, (3, 5, 7), (1, 0, 0)),
     ],
 )

@@ -94,3 +94,15 @@ def test_folder_of_a_model_is_one_with_its_config(tmp_path):
         model_folder(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text("{}")
     assert model_folder(f"hf:{tmp_path}") == tmp_path
+
+
+@pytest.mark.parametrize("folder", ["house", "f", "hf:hf", ":x", "of/hf:models"])
+def test_encoder_of_a_folder_is_in_the_folder_of_that_very_name(monkeypatch, tmp_path, folder):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=f"encoder hf:{folder}: {folder} holds no Hugging Face"):
+        model_folder(f"hf:{folder}")
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "config.json").write_text("{}")
+    assert str(model_folder(f"hf:{folder}")) == folder
+    absolute = tmp_path / folder
+    assert model_folder(f"hf:{absolute}") == absolute
