@@ -48,13 +48,6 @@ def test_weighted_mean_and_std_equal_numpy_up_to_rounding(rows, batch):
         assert sample.std() == pytest.approx(np.std(expanded), rel=1e-9, abs=1e-6)
 
 
-def test_weighted_sample_of_unequal_lengths_or_negative_counts_is_refused():
-    with pytest.raises(ValueError, match="equal"):
-        WeightedSample(lambda: [(np.zeros(2, dtype=np.int64), np.zeros(3, dtype=np.int64))])
-    with pytest.raises(ValueError, match=">= 0"):
-        WeightedSample(lambda: [(np.zeros(1, dtype=np.int64), np.array([-1]))])
-
-
 @pytest.mark.parametrize("edge", [1, 2, 3, 5])
 @pytest.mark.parametrize("bits_a_pass", [1, 2, 20])
 def test_weighted_percentiles_on_the_edges_of_spans_equal_numpy(monkeypatch, edge, bits_a_pass):

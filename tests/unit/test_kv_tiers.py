@@ -852,6 +852,24 @@ def connected(*tiers, **keys):
     )
 
 
+def test_blocks_of_a_prompt_for_which_there_was_no_room_are_tried_again_after_each_step():
+    # Eight blocks are being stored, and there is room for nine: the next prompt's two have to wait.
+    # They are stored once it is done, though only answers are computed by then.
+    slow = tier(num_blocks=9, store_bytes_per_s=GB / 10)
+    work = [
+        arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+        arrival(1, 10, 2 * BLOCK + 1, 30, prefix_hash_ids=(70, 71)),
+    ]
+    log = run_laws(ContinuousBatching(), work, connected(slow, max_num_batched_tokens=400))
+    first, second = copies_of(log, id=0), copies_of(log, id=1)
+    assert [row["num_blocks"] for row in second] == [2]
+    (last_ns,) = (row["done_ns"] for row in first)
+    steps = log.steps()
+    later = (steps["start_ns"] >= last_ns) & (steps["num_decodes"] > 0)
+    assert second[0]["issued_ns"] == min(steps["end_ns"][later])
+    assert second[0]["issued_ns"] < log.requests()["finish_ns"][1]
+
+
 def test_request_loaded_to_its_end_has_all_but_its_last_token_cached():
     work = [*evicting_work()[:3], arrival(3, 300_000, 8 * BLOCK, 1, prefix_hash_ids=DOCUMENT)]
     log = run_laws(ContinuousBatching(), work, connected())

@@ -82,6 +82,21 @@ def test_metrics_join_requests_and_steps():
     assert metrics["num_steps"] == 2
 
 
+def test_metrics_that_were_changed_by_who_got_them_are_as_they_were_for_the_next():
+    run = result()
+    first = run.metrics()
+    kept = dict(first)
+    first["num_steps"] = -1.0
+    first["mine"] = first.pop("completed")
+    assert run.metrics() == kept
+    assert list(run.metrics()) == list(kept)
+    run.metrics().clear()
+    assert run.metrics() == kept
+    by_priority = run.metrics_by("priority")
+    by_priority[0.0].clear()
+    assert run.metrics_by("priority")[0.0]["completed"] == 2
+
+
 def test_metrics_by_class_split_the_requests():
     by_priority = result().metrics_by("priority")
     assert {key: m["completed"] for key, m in by_priority.items()} == {0.0: 2, 1.0: 1}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -164,6 +165,18 @@ def test_roofline_prices_padding_as_tokens_and_as_context_read():
     # Against two real decode rows: the padding row reads its 5 tokens but not its own new one.
     real = BatchShape(2, 15, 10, rows_sampled=2)
     assert cost.step_ns(padded)[0] == cost.step_ns(real)[0] - 32
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "rtx4090"])
+def test_times_of_steps_with_padding_are_those_of_single_steps(name):
+    cost = RooflineCostModel(Deployment(model("llama-3-8b"), gpu(name)))
+    step_times = cost.step_times_pricer()
+    for num_decodes, rows, tokens, context in product((0, 2), (0, 3), (0, 5), (0, 70_000)):
+        padded = BatchShape(
+            num_decodes, 90_000 * num_decodes, 90_000 * min(num_decodes, 1), padding_tokens=tokens,
+            padding_context_tokens=context, rows_sampled=2, padding_rows=rows,
+        )  # fmt: skip
+        assert step_times(padded).durations_ns(5) == cost.step_ns(padded, 5), padded
 
 
 def test_roofline_swapped_bytes_cross_pcie():

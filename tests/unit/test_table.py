@@ -280,6 +280,26 @@ def test_profiling_overhead_is_taken_off_but_no_step_is_free():
     )
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        BatchShape(0, 0, 0, padding_tokens=5),
+        BatchShape(1, 16, 16, rows_sampled=1, decode_context_min_tokens=16),
+        BatchShape(0, 0, 0, ((8, 0),), rows_sampled=1),
+    ],
+)
+def test_step_whose_overhead_takes_all_or_more_of_it_lasts_a_nanosecond(shape):
+    plain = model().step_ns(shape)[0]
+    assert plain > 1000
+    for left, expected in ((plain, plain), (2, 2), (1, 1), (0, 1), (-1, 1), (-plain, 1)):
+        reading = TableReading(profiling_overhead_s=(plain - left) / 1e9)
+        cost = TableCostModel(PROFILE, META, reading=reading)
+        assert cost.step_ns(shape) == [expected], left
+        if not shape.chunks:
+            later = model().step_ns(shape, 3)
+            assert cost.step_ns(shape, 3) == [max(ns - plain + left, 1) for ns in later], left
+
+
 def test_steps_beyond_the_tables_are_told_by_feature():
     cost = model()
     inside = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)

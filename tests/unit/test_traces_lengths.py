@@ -122,6 +122,20 @@ def test_preset_shorter_trace_begins_the_longer_one(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+def test_preset_sends_at_the_rate_it_is_given_at_once_if_that_is_endless_and_refuses_none(name):
+    for rate in (0, 0.0, -1.0, math.nan):
+        with pytest.raises(SpecError, match="rate must be a positive number, got"):
+            synthesize(3, preset=name, rate=rate)
+    sends_at_once = PRESETS[name].process == "all_at_once"
+    for rate, expected in ((None, sends_at_once), (math.inf, True), (0.01, False), (7, False)):
+        drawn = synthesize(5, preset=name, rate=rate)
+        assert bool(drawn.arrival_ns.any()) is not expected
+        told = [note for note in drawn.report.notes if "arriv" in note]
+        assert told[0].startswith("all requests arrive at once") is expected
+        assert (rate is None or expected) or f" {rate:g} req/s" in told[0]
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_preset_drawn_in_pieces_gives_the_same_requests(name, monkeypatch):
     whole = synthesize(500, preset=name, seed=9)
     for module in (arrivals, synthetic):
