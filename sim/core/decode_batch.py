@@ -44,11 +44,41 @@ class DecodeBatch:
 
     def join(self, state: RequestState) -> None:
         """Add a request whose next token is a decode."""
-        self.join_all((state,))
+        # As `join_all`, written out: every request joins once at least, most of them alone.
+        steps = self.steps
+        offset = state._computed - steps
+        state._computed = offset
+        state._generated -= steps
+        state._stint_start = steps
+        state._batch = self
+        if offset > self._most:
+            self._most = offset
+        if offset < self._least:
+            self._least = offset
+        self.members[state.id] = state
+        self._offset_sum += offset
+        self._phases[-offset % self.block_size] += 1
+        self.size = len(self.members)
 
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""
-        self.leave_all((state,))
+        self.num_departures += 1
+        if self.size == 1:
+            self._leave_empty()
+            return
+        # As `leave_all`, written out.
+        offset, steps = state._computed, self.steps
+        state._computed = offset + steps
+        state._generated += steps
+        state._batch = None
+        del self.members[state.id]
+        if offset == self._most:
+            self._most = _UNKNOWN_MOST
+        if offset == self._least:
+            self._least = _UNKNOWN_LEAST
+        self._offset_sum -= offset
+        self._phases[-offset % self.block_size] -= 1
+        self.size = len(self.members)
 
     def join_all(self, states: Collection[RequestState]) -> None:
         """Add requests whose next token is a decode; without drafts."""
@@ -118,7 +148,11 @@ class DecodeBatch:
         if not self.size:
             return 0
         if self._most == _UNKNOWN_MOST:
-            self._look_for_extremes()
+            most = -FOREVER
+            for state in self.members.values():
+                if state._computed > most:
+                    most = state._computed
+            self._most = most
         return self._most + self.steps
 
     @property
@@ -127,19 +161,12 @@ class DecodeBatch:
         if not self.size:
             return 0
         if self._least == _UNKNOWN_LEAST:
-            self._look_for_extremes()
+            least = FOREVER
+            for state in self.members.values():
+                if state._computed < least:
+                    least = state._computed
+            self._least = least
         return self._least + self.steps
-
-    def _look_for_extremes(self) -> None:
-        """Find them anew: the one that had the largest or the smallest context left."""
-        most, least = -FOREVER, FOREVER
-        for state in self.members.values():
-            offset = state._computed
-            if offset > most:
-                most = offset
-            if offset < least:
-                least = offset
-        self._most, self._least = most, least
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
