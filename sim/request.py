@@ -405,7 +405,7 @@ class RequestState:
     @property
     def next_is_decode(self) -> bool:
         """Whether only its newest token is to be computed, with or without a seat."""
-        return self.num_uncomputed_tokens == 1 and self._generated > 0
+        return self._generated > 0 and self.num_uncomputed_tokens == 1
 
     def __repr__(self) -> str:
         return (

@@ -93,6 +93,8 @@ class Departures(Population):
         self.drops_token: Callable[[RequestState], bool] | None = None
         self.turns: dict[int, Turn] = {}
         self.sessions = SessionTable()
+        self._may_overrun = config.overrun_at_stop or config.drafts_ahead
+        self._pipelines_ahead = config.pipelines_ahead
 
     def _place(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - as `key`
         """Return a request's place in the queue: before all others, if it was put back there."""
@@ -116,20 +118,20 @@ class Departures(Population):
         if self.config.enable_prefix_caching:
             states = sorted(states, key=seat_number)  # blocks come free in this order
         self.num_turnovers += 1
-        batch, running = self.decodes, self.running
+        batch, running, may_overrun = self.decodes, self.running, self._may_overrun
         for state in states:  # none of them runs any more when a policy is asked about the first
-            if how != "leave" or not self._overruns(state):
+            if not may_overrun or how != "leave" or not self._overruns(state):
                 del running[state.id]
         for state in states:
             entry_ns = state._entry_ns
             if self.drops_token is not None and self.drops_token(state):
                 self._drop_token(state)
             elif state._batch is batch:
-                self._leave_decodes(state)
+                self.leave_batch(batch, state)
             else:  # its last token came out of a prefill
                 steps = batch.numbered_from + batch.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
-            overruns = state.id in running
+            overruns = may_overrun and state.id in running
             if overruns and isinstance(state, SpeculatingState):
                 self._draft_beyond_end(state)
             state.served_ns += end_ns - state._seated_ns
@@ -153,11 +155,11 @@ class Departures(Population):
                 self.leaving.append(state)
             else:
                 state.status = DONE
-                if not self._keep(state, end_ns):
+                if state.session is None or not self._keep(state, end_ns):
                     self.release(state)
             if how == "hold_answer":
                 self.unanswered.append(state)
-            elif self.config.pipelines_ahead:
+            elif self._pipelines_ahead:
                 self._tell_end(state, end_ns)
                 self.ended.append(state)
             else:
@@ -188,7 +190,7 @@ class Departures(Population):
     def _overruns(self, state: RequestState) -> bool:
         """Whether the engine learns too late that it ends: a step with it is planned already."""
         config = self.config
-        if not (config.overrun_at_stop or config.drafts_ahead) or self.hands_over is not None:
+        if not self._may_overrun or self.hands_over is not None:
             return False
         # How many drafts are right is not known, that one token at least comes out is.
         fresh = state.fresh_tokens
@@ -203,7 +205,8 @@ class Departures(Population):
 
     def _answer(self, state: RequestState, now_ns: int) -> None:
         self._write_answer(state, now_ns)
-        self._tell_end(state, now_ns)
+        if state.session is not None or self._on_finish is not None:
+            self._tell_end(state, now_ns)
         if self.on_gone is not None:
             self.on_gone(state, now_ns)
 
@@ -391,17 +394,20 @@ class Departures(Population):
 
     def release(self, state: RequestState, overrun_tokens: int = 0) -> None:
         """Give a request's memory back, and name what the next ones of its session may find."""
-        spare = state.spare_tokens + overrun_tokens
-        if isinstance(state, SpeculatingState) and self.config.drafts_ahead:
-            if overrun_tokens:
-                end = state._computed + state.unresolved_tokens + overrun_tokens
-                end = min(end + slots_ahead(self.config, end), self.config.max_model_len)
-                spare = max(state.spare_tokens, end - state._computed)
-            state.resolve()  # its memory is released when all that came out is known
-        turn = self.turns.pop(state.id, None)
+        spare, fresh = overrun_tokens, 0
+        if isinstance(state, SpeculatingState):
+            spare += state.spare_tokens
+            if self.config.drafts_ahead:
+                if overrun_tokens:
+                    end = state._computed + state.unresolved_tokens + overrun_tokens
+                    end = min(end + slots_ahead(self.config, end), self.config.max_model_len)
+                    spare = max(state.spare_tokens, end - state._computed)
+                state.resolve()  # its memory is released when all that came out is known
+            fresh = state.fresh_tokens
+        turn = self.turns.pop(state.id, None) if self.turns else None
         if turn is not None:
             self._name_answer(state, turn)
-        self.kv.release(state, False, spare, spare + state.fresh_tokens)
+        self.kv.release(state, False, spare, spare + fresh)
         self._let_go(state)
 
     def _name_answer(self, state: RequestState, turn: Turn) -> None:

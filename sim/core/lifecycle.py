@@ -28,11 +28,12 @@ class Lifecycle(Departures):
         """Take a request in, or reject it with a reason if it can never run."""
         request, output_tokens = arrival.request, arrival.output_tokens
         self.num_events += 1
-        reason = too_long(request, output_tokens, self.config.max_model_len)
-        if reason is not None:
-            self.num_arrived += 1
-            self._turn_away(RequestState(request), output_tokens, reason, now_ns)
-            return
+        if request.prompt_tokens + output_tokens > self.config.max_model_len:
+            reason = too_long(request, output_tokens, self.config.max_model_len)
+            if reason is not None:
+                self.num_arrived += 1
+                self._turn_away(RequestState(request), output_tokens, reason, now_ns)
+                return
         state = new_state(request, self.config)
         state.queued_ns = now_ns
         self._take(state, arrival, now_ns)
@@ -115,7 +116,7 @@ class Lifecycle(Departures):
         if self.kv_bytes is not None:
             self._tell_reuse(plan, cached_tokens)
         for state in plan.admitted:
-            if state.id in self.come:
+            if self.come and state.id in self.come:
                 self._seat_loaded(state, now_ns)
             elif loading and state in loading:
                 self._load(state, loading[state], cached_tokens.get(state.id, 0), now_ns)
@@ -206,7 +207,8 @@ class Lifecycle(Departures):
                 self.tiers.reuse(state, cached_tokens)
             self._take_over(state, cached_tokens)
         self._note_scheduled(state, was_here, cached_tokens, now_ns)
-        self._drop_kept_for(state)
+        if self.kept:
+            self._drop_kept_for(state)
 
     def _load(self, state: RequestState, parts: Parts, cached_tokens: int, now_ns: int) -> None:
         """Give a request memory, and a seat, unless it takes that when what is loaded is there."""
@@ -272,8 +274,11 @@ class Lifecycle(Departures):
         state._seat = self.num_seats_given
         self.num_seats_given += 1
         self.running[state.id] = state
-        (self.paused if state.is_decoding else self.prefilling)[state.id] = state
-        if isinstance(state, SpeculatingState) and state.is_decoding:
+        if not state.next_is_decode:
+            self.prefilling[state.id] = state
+            return was_here
+        self.paused[state.id] = state
+        if isinstance(state, SpeculatingState):
             self.num_turnovers += 1
             self.draft(state, 0)  # nobody has drafted for it yet
         return was_here
@@ -466,8 +471,9 @@ class Lifecycle(Departures):
         self.tiers.store_step(states)
 
     def _join_decodes(self, state: RequestState) -> None:
-        self.executor.joined((state,), self.decodes)
-        self.decodes.join(state)
+        batch = self.decodes
+        self.executor.joined((state,), batch)
+        batch.join(state)
 
 
 def too_long(request: Request, output_tokens: int, max_model_len: int) -> str | None:

@@ -56,7 +56,7 @@ class PagedKVCache(KVCacheManager):
         ahead_tokens: int = 0,
     ) -> bool:
         """Take what `num_tokens` more tokens, and those ahead, need; False if it does not fit."""
-        computed = state.num_computed_tokens
+        computed = state._computed if state._batch is None else state.num_computed_tokens
         need = -(-(computed + num_tokens + ahead_tokens) // self.block_size)
         if not state.swapped:
             need += -(computed + state.spare_tokens) // self.block_size
@@ -80,7 +80,8 @@ class PagedKVCache(KVCacheManager):
         unnamed_tokens: int = 0,
     ) -> None:
         """Give back the blocks of the request's computed and granted tokens."""
-        self.free_blocks -= -(state.num_computed_tokens + granted_tokens) // self.block_size
+        computed = state._computed if state._batch is None else state.num_computed_tokens
+        self.free_blocks -= -(computed + granted_tokens) // self.block_size
 
     def fits_without(
         self, victims: Iterable[RequestState], state: RequestState, keep_free_blocks: int
