@@ -54,8 +54,8 @@ def plan_step(
     if builder.preempted:
         return builder.build()
     could_admit = fits = False
-    loaded = view.loaded
-    if len(view.waiting) or loaded:
+    num_waiting, loaded = len(view.waiting), view.loaded
+    if num_waiting or loaded:
         could_admit = fits = builder.seats_left > 0 and builder.tokens_left > 0
         for state in hooks.seating(loaded, view) if loaded and fits else ():
             most = None if is_plain else hooks.chunk(state, view)
@@ -63,12 +63,15 @@ def plan_step(
             could_admit = builder.seats_left > 0 and builder.tokens_left > 0
             if not (fits and could_admit):
                 break
-        if fits and could_admit and len(view.waiting):
+        if fits and could_admit and num_waiting:
             candidates = view.waiting if is_plain else hooks.candidates(view, builder)
             for state in builder.undeferred(candidates):
                 most = None if is_plain else hooks.chunk(state, view)
                 granted = builder.grant(state, most)
-                could_admit = builder.seats_left > 0 and builder.tokens_left > 0
+                # `seats_left` is the least of rows and residents.
+                could_admit = (
+                    builder.tokens_left > 0 and builder.rows_left > 0 and builder.residents_left > 0
+                )
                 if not (granted and could_admit):
                     break
     if is_plain and not could_admit:

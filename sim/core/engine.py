@@ -145,7 +145,9 @@ class Engine:
         if not is_plain:
             self._settle(now_ns)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
-        has_changed = requests.step_preempted > 0 or self.chooses_drafts_next
+        has_changed = requests.step_preempted > 0
+        if self._drafting is not None and self._drafting.is_due:
+            has_changed = True
         for _ in range(requests.num_in_flight + 2):
             if not is_plain and requests.untold:  # no step was planned with them
                 requests.tell_overrun(now_ns)
@@ -158,8 +160,10 @@ class Engine:
                     self._count_preemptions(len(plan.preempted))
             # A plan with changes is not made twice, nor is one that does not know all yet; and
             # clients who were answered or rejected just now may send before a second step.
-            has_left = not is_plain and bool(requests.leaving or requests.overrun)
-            is_held_back = not is_plain and bool(requests.intake.requests)
+            has_left = is_held_back = False
+            if not is_plain:
+                has_left = bool(requests.leaving or requests.overrun)
+                is_held_back = bool(requests.intake.requests)
             repeats = not (has_changed or has_left or is_held_back)
             if has_left:
                 requests.let_go(plan, now_ns)
@@ -237,7 +241,8 @@ class Engine:
             got = "another plan" if made else type(made).__name__
             what = "plan() must return what builder.build() gave it last, and ask for nothing after"
             raise InfeasiblePlan(self.blame(f"{what}; got {got}"))
-        builder.settle()
+        if builder.set_aside_blocks:
+            builder.settle()
         return plan
 
     def _told(self, error: Exception) -> str:
@@ -296,9 +301,9 @@ class Engine:
             wait_ns = requests.tiers.wait_ns(kv.free_blocks)
         max_steps = 1
         if (
-            wait_ns == 0
-            and repeats
+            repeats
             and not plan.chunks
+            and wait_ns == 0
             and self.config.fast_forward
             and self._promise is None
             and not (
@@ -386,7 +391,7 @@ class Engine:
         assert segment is not None
         self._segment = None
         requests, plan, steps = self.requests, segment.plan, segment.steps
-        num_steps = steps.num_steps
+        num_steps = segment.row.num_steps
         end_ns = self.now_ns = segment.end_ns
         if requests.tiers is not None:
             if requests.tiers.next_done_ns < end_ns:
@@ -459,7 +464,7 @@ class Engine:
 
     def _advance_decodes(self, segment: Segment, num_decodes: int) -> list[int]:
         """Let every member of the decode batch step; return the blocks opened in each step."""
-        num_steps = segment.num_steps
+        num_steps = segment.row.num_steps
         if not num_decodes:
             return [0] * num_steps
         requests, kv = self.requests, self.kv

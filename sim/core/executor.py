@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.kv_bytes import KVBytes
 from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.segment import IS_COMPILED, StepTimes
 from schedlab.sim.cost.shape import BatchShape
@@ -120,7 +121,8 @@ class Steps:
         """What they take together."""
         if self.times is not None:
             return self.times.total_ns(self._num_steps)
-        return total(self._durations_ns)
+        durations_ns = self._durations_ns
+        return durations_ns[0] if len(durations_ns) == 1 else total(durations_ns)
 
     def keep(self, num_steps: int) -> None:
         """Forget all but the first so many; nobody finishes in the last of these."""
@@ -291,6 +293,7 @@ class SimExecutor(Executor):
         self.slowness = 1.0
         self.scatter: Scatter | None = None
         self.writes_late = IS_COMPILED
+        self._has_overhead = pricing.overhead != SchedulingOverhead()
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
@@ -402,7 +405,7 @@ class SimExecutor(Executor):
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
             if within < max_steps:
                 max_steps = within
-        overhead_ns = pricing.overhead_ns(shape)
+        overhead_ns = pricing.overhead_ns(shape) if self._has_overhead else 0
         if self.decodes_single_tokens:
             shape = shape.with_single_tokens_decoded()
         durations: list[int] = []
@@ -420,10 +423,14 @@ class SimExecutor(Executor):
         finished: list[RequestState] = []
         if max_steps == steps_to_finish:
             finished = self._due_in(decodes, decodes.steps + steps_to_finish)
-        chunks = plan.chunks
-        if chunks:
-            for state, n in chunks:
-                if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
+        if plan.chunks:
+            answers, most_tokens = self._answers, self.most_tokens
+            for state, n in plan.chunks:  # with `_tokens_left` of who is in no batch, written out
+                answer = answers[state.id]
+                is_last = answer.length - state._generated <= 1
+                if (is_last or (most_tokens <= 1 and not answer.is_whole)) and (
+                    state.num_uncomputed_tokens == n
+                ):
                     finished.append(state)
         return Steps(durations, overhead_ns, finished, None, times, max_steps)
 
@@ -469,7 +476,8 @@ class SimExecutor(Executor):
         """Count steps, the first of those priced last."""
         self._last_shape, self._last_num_steps = shape, num_steps
         self._num_steps += num_steps
-        self.pricing.carried_out(shape, num_steps)
+        if self.pricing.can_be_outside:
+            self.pricing.carried_out(shape, num_steps)
 
     def pass_tokens(self, more_tokens: int = 0) -> list[int]:
         """Return the new tokens of each pass that the step executed last makes through a model.
@@ -564,7 +572,7 @@ class SimExecutor(Executor):
         found: list[RequestState] = []
         for answer in due:
             state = answer.state
-            if answer.due_step == step and state is not None and state in decodes:
+            if answer.due_step == step and state is not None and state._batch is decodes:
                 found.append(state)
         return found
 

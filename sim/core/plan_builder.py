@@ -44,15 +44,20 @@ class PlanBuilder(StepLedger):
         Costs O(1) for the decodes, whatever their number, unless the budget is short and somebody
         decodes who was admitted behind an unfinished prompt.
         """
-        self._require_no_decodes("grant_running")
-        requests, gone = self._requests, self.preempted
+        if self._has_entries or self._all_decodes or self._members is not None:
+            self._require_no_decodes("grant_running")
+        self.plan = None
+        requests = self._requests
         prefills: Collection[RequestState] = requests.prefilling.values()
-        if gone:
-            prefills = [s for s in prefills if s not in gone]
-        num_decodes = self._count_decodes()
-        tokens = self._decode_tokens() if self._speculates else num_decodes
-        if self._cuts_drafts:
-            return self._grant_in_order(requests.running.values())
+        num_decodes = self._batch.size + len(requests.paused)
+        if self.preempted:
+            prefills = [s for s in prefills if s not in self.preempted]
+            num_decodes -= self._count_preempted_decodes()
+        tokens = num_decodes
+        if self._speculates:
+            tokens = self._decode_tokens()
+            if self._cuts_drafts:
+                return self._grant_in_order(requests.running.values())
         if not prefills and num_decodes <= self.rows_left and tokens <= self.tokens_left:
             # Most steps.
             self._all_decodes = self._take_decodes(num_decodes, tokens)
@@ -110,7 +115,9 @@ class PlanBuilder(StepLedger):
         Costs O(1), whatever their number.
         """
         self._require_no_decodes("grant_decodes")
-        num_decodes = self._count_decodes()
+        num_decodes = self._batch.size + len(self._requests.paused)
+        if self.preempted:
+            num_decodes -= self._count_preempted_decodes()
         tokens = self._decode_tokens() if self._speculates else num_decodes
         if num_decodes > self.rows_left or tokens > self.tokens_left or self._cuts_drafts:
             return self._grant_in_order(self._decodes_in_order())
@@ -285,12 +292,9 @@ class PlanBuilder(StepLedger):
         if granted or (self._has_entries and self._decodes):
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
-    def _count_decodes(self) -> int:
-        num_decodes = self._batch.size + len(self._requests.paused)
-        if self.preempted:
-            away = self._requests.in_pipeline
-            num_decodes -= sum([s.is_decoding and s not in away for s in self.preempted])
-        return num_decodes
+    def _count_preempted_decodes(self) -> int:
+        away = self._requests.in_pipeline
+        return sum([s.is_decoding and s not in away for s in self.preempted])
 
     def _decode_tokens(self) -> int:
         """Count the tokens of all decodes, with those drafted for them."""
@@ -391,8 +395,10 @@ class PlanBuilder(StepLedger):
             If `max_steps` or `until_ns` is no whole number, `max_steps` is below one, or there is
             no such way to finish.
         """
-        max_steps = whole_number(max_steps, 1, "max_steps needs", "steps")
-        until_ns = whole_number(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
+        if not isinstance(max_steps, int) or max_steps < 1:
+            max_steps = whole_number(max_steps, 1, "max_steps needs", "steps")
+        if not isinstance(until_ns, int) or until_ns < -FOREVER:
+            until_ns = whole_number(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
         if finished not in _FINISHED:
             require_one_of(finished, _FINISHED, "finished")
         decodes: tuple[RequestState, ...] | None = None
@@ -456,12 +462,11 @@ class PlanBuilder(StepLedger):
 
     def settle(self) -> None:
         """Give back what `admit` set aside beyond the tokens granted in this step."""
-        if self._set_aside_blocks:
-            self._kv.free_blocks += self._set_aside_blocks
-            for state in self._set_aside:
-                if state.id in self._chunks:
-                    n = self._chunks[state.id][1]
-                    self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n))
+        self._kv.free_blocks += self.set_aside_blocks
+        for state in self._set_aside:
+            if state.id in self._chunks:
+                n = self._chunks[state.id][1]
+                self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n))
 
     def _decodes_in_order(self) -> tuple[RequestState, ...]:
         return tuple(s for s in self._requests.running.values() if s.is_decoding)

@@ -123,10 +123,14 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
         num_tokens += draft_tokens
     chunks: tuple[tuple[int, int], ...] = ()
     if plan.chunks:
-        chunks = tuple([(n, state.num_computed_tokens) for state, n in plan.chunks])
-        for state, n in plan.chunks:
+        priced: list[tuple[int, int]] = []
+        for state, n in plan.chunks:  # none of them is in a batch: counters are absolute
+            computed = state._computed
+            priced.append((n, computed))
             num_tokens += n
-            rows_sampled += state.num_uncomputed_tokens == n
+            if state.request.prompt_tokens + state._generated - computed == n:
+                rows_sampled += 1
+        chunks = tuple(priced)
     padding_rows = len(requests.held) if plan.pad_finished and num_decodes else 0
     padding_tokens = plan.padding_tokens + padding_rows
     padding_context_tokens = requests.held_tokens if padding_rows else 0
@@ -139,8 +143,9 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     if sizes:
         padding_tokens += _graph_padding(sizes, num_tokens + padding_tokens)
     swapped_bytes = requests.step_swapped_bytes
-    num_running = len(requests.running) + requests.in_pipeline.size
-    num_waiting = len(requests.waiting)
+    num_running, num_waiting = len(requests.running), len(requests.waiting)
+    if not requests.is_plain:
+        num_running += requests.in_pipeline.size
     gathered_tokens = 0
     return BatchShape(
         num_decodes,

@@ -44,6 +44,8 @@ class StepLedger:
         The last request that was denied something, and why.
     plan : BatchPlan or None
         What was built, if nothing was asked for since.
+    set_aside_blocks : int
+        KV blocks that `admit` has set aside so far.
     """
 
     def __init__(self, requests: Population) -> None:
@@ -84,7 +86,8 @@ class StepLedger:
         self._batch = requests.decodes  # in a pipeline not always the same
         self.tokens_left = self._most_tokens
         self.rows_left = self._most_rows
-        self.residents_left = self._most_resident - requests.num_seated
+        seated = len(requests.running) if requests.is_plain else requests.num_seated
+        self.residents_left = self._most_resident - seated
         self.swap_blocks_left = requests.free_swap_blocks
         if self._tiers is not None:
             self.swap_blocks_left = self._tiers.room_for_swapping
@@ -93,7 +96,7 @@ class StepLedger:
         self._all_decodes = False
         self._num_compared = -1  # decodes granted at once and compared with the batch, if any were
         self._padding_tokens = 0
-        self._set_aside_blocks = 0
+        self.set_aside_blocks = 0
         if self._members is not None:
             self._members = None
         if self._has_entries:
@@ -162,7 +165,7 @@ class StepLedger:
         if (
             (self._chunks and state.id in self._chunks)
             or (self._decodes and state.id in self._decodes)
-            or (self._all_decodes and state.is_decoding)
+            or (self._all_decodes and state.status is not WAITS and state.is_decoding)
         ):
             raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
         if state.status is WAITS:
@@ -172,7 +175,8 @@ class StepLedger:
                 return self._grant_set_aside(state, most)
             if state.id in self._requests.holding:
                 return self._grant_seat(state, most)
-            self._require_not_rejected(state)
+            if self._rejected:
+                self._require_not_rejected(state)
             if self._in_pipeline.draining and state.id in self._in_pipeline.draining:
                 return self._deny(state, _IN_PIPELINE)
             return self._grant_waiting(state, most)
@@ -290,27 +294,33 @@ class StepLedger:
                 return self._deny(state, "what it begins with is on its way for another request")
             if parts and self._can_keep(parts):
                 return self._grant_load(state, hit, parts, most)
-        if not self._has_room_for_one():
+        if self.tokens_left < 1 or self.rows_left < 1:
             return self._deny(state, self._why_no_room())
-        n = self._chunk_limit(state, most, hit.tokens)
-        if not config.enable_chunked_prefill and self._is_cut(state, n, most, hit.tokens):
+        hit_tokens = hit.tokens
+        uncomputed = state.num_uncomputed_tokens - hit_tokens
+        n = uncomputed if most is None or most > uncomputed else most
+        if 0 < self._threshold < n:
+            n = self._threshold
+        if not config.enable_chunked_prefill and self._is_cut(state, n, most, hit_tokens):
             return self._deny(state, "its prompt exceeds what is left of the token budget")
-        n = min(n, self.tokens_left)
-        keep = self._watermark()
-        if config.scheduler_reserve_full_isl and n < state.num_uncomputed_tokens - hit.tokens:
+        if n > self.tokens_left:
+            n = self.tokens_left
+        keep = config.watermark_blocks if self._requests.running else self._watermark()
+        if config.scheduler_reserve_full_isl and n < uncomputed:
             need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > self._kv.free_blocks - keep:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
-        if not self._kv.allocate(state, n, keep, hit, self._ahead(state, n, hit.tokens)):
+        ahead = self._ahead(state, n, hit_tokens) if self._looks_ahead else 0
+        if not self._kv.allocate(state, n, keep, hit, ahead):
             return self._deny(state, "it does not fit the free KV blocks")
-        if hit.tokens:
-            self.cached_tokens[state.id] = hit.tokens
+        if hit_tokens:
+            self.cached_tokens[state.id] = hit_tokens
         return self._seat(state, n)
 
     def _seat(self, state: RequestState, n: int) -> int:
         """Write down that a request gets a seat and `n` tokens."""
         self._admitted[state.id] = state
-        if not state.next_is_decode:
+        if not state._generated or not state.next_is_decode:
             self._chunks[state.id] = (state, n)
         elif not self._all_decodes:
             self._decodes[state.id] = state
@@ -562,7 +572,7 @@ class StepLedger:
             self._deny(state, "its whole sequence does not fit the free KV blocks")
             return False
         if self._kv.grows:
-            self._set_aside_blocks += free - self._kv.free_blocks
+            self.set_aside_blocks += free - self._kv.free_blocks
         self._set_aside.append(state)
         self._admitted[state.id] = state
         self.residents_left -= 1
