@@ -154,16 +154,20 @@ class KernelTimes:
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
         num_decodes, chunks = shape.num_decodes, shape.chunks
-        beside = self._beside_attention(shape)
+        tokens = num_decodes + shape.padding_tokens
+        for chunk in chunks:
+            tokens += chunk[0]
+        beside = self._beside(shape, tokens, shape.rows_sampled)
         # A decode row also attends to its own token.
         context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
         attending = num_decodes + shape.padding_rows
         if chunks:
-            base = beside + self._mixed_attention(
-                chunks, attending, context, shape.decode_context_max_tokens + 1
-            )
             if k != 1:
                 raise ValueError(f"k = {k}: a step with chunks cannot be repeated")
+            longest = shape.decode_context_max_tokens + 1
+            work, keys = self._mixed_work(chunks, attending, context, longest)
+            pole = keys * self._key_ns
+            base = beside + (self._call_ns + (pole if pole > work else work))
             return [int((base if base > self._launch_ns else self._launch_ns) + 0.5)]
         if k < 1 or (k > 1 and shape.swapped_bytes):
             raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
@@ -260,14 +264,6 @@ class KernelTimes:
         found = self._head_ns.get(rows)
         cost += self._price_head(rows) if found is None else found
         return cost
-
-    def _mixed_attention(
-        self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int
-    ) -> float:
-        """Return what attention takes in a step with prompts, nanoseconds over all layers."""
-        work, keys = self._mixed_work(chunks, num_rows, context, longest)
-        pole = keys * self._key_ns
-        return self._call_ns + (pole if pole > work else work)
 
     def _mixed_work(
         self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int

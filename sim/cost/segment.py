@@ -128,10 +128,17 @@ class StepTimes:
         """Return what each of the first so many takes."""
         context, grows, ns_per_token = self._context_sum, self._num_decodes, self._ns_per_token
         read_ns = ns_per_token * context
-        if read_ns > self._ramp_ns and self._at_rate_ns + read_ns >= self._least_ns:
-            # And so it stays: contexts do not shrink.
-            return segment_ns(self._at_rate_ns, ns_per_token, context, grows, 0.0, 0, num_steps)
-        return [self._at(context + grows * step) for step in range(num_steps)]
+        at_rate_ns = self._at_rate_ns
+        if read_ns <= self._ramp_ns or at_rate_ns + read_ns < self._least_ns:
+            return [self._at(context + grows * step) for step in range(num_steps)]
+        # And so it stays: contexts do not shrink.
+        if num_steps >= _NUMPY_FROM:
+            return segment_ns(at_rate_ns, ns_per_token, context, grows, 0.0, 0, num_steps)
+        durations: list[int] = []
+        for _ in range(num_steps):
+            durations.append(int(at_rate_ns + ns_per_token * context + 0.5) or 1)
+            context += grows
+        return durations
 
     def step_ns(self, step: int) -> int:
         """Return what one of them takes, the first being 0."""
