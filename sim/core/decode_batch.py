@@ -217,8 +217,9 @@ class DecodeBatch:
         left = free_blocks - cycles * self.size
         done = cycles * self.block_size
         phase = self.steps % self.block_size
-        while self._phases[phase] <= left:
-            left -= self._phases[phase]
+        for num_blocks in self._phases[phase:] + self._phases[:phase]:
+            if num_blocks > left:
+                break
+            left -= num_blocks
             done += 1
-            phase = phase + 1 if phase + 1 < self.block_size else 0
         return min(done, at_most)
