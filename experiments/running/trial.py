@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import chain, islice
 
 from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
@@ -51,9 +51,13 @@ class Watched:
 
     def __iter__(self) -> Iterator[Arrival]:
         """Return the arrivals one after the other."""
-        for arrival in self._arrivals:
-            if len(self._seen) < self._num_requests:
-                self._seen.append((replace(arrival.request), arrival.request))
+        rest = iter(self._arrivals)
+        return chain(self._noted(rest), rest)
+
+    def _noted(self, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+        """Yield the arrivals that are looked at."""
+        for arrival in islice(arrivals, self._num_requests - len(self._seen)):
+            self._seen.append((replace(arrival.request), arrival.request))
             yield arrival
 
     def check(self) -> None:

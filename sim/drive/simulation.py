@@ -58,7 +58,7 @@ def simulate(
     """
     requests = engine.requests
     source = open_source(
-        arrivals, engine.submit, requests.cancel, requests.sessions.forget, max_concurrency
+        arrivals, requests.submit, requests.cancel, requests.sessions.forget, max_concurrency
     )
     if source.is_closed:
         engine.requests.on_gone = source.request_is_gone
