@@ -332,11 +332,12 @@ class SimExecutor(Executor):
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Schedule the ends of requests on the clock of the decode batch."""
         answers, steps, turn = self._answers, decodes.steps, self._num_turns
-        last = FOREVER if self.most_tokens == FOREVER else steps + self.most_tokens
+        is_bounded = self.most_tokens < FOREVER
+        last = steps + self.most_tokens if is_bounded else FOREVER
         for state in states:  # with `_tokens_left` and `_end_at`, written out: many come and go
             answer = answers[state.id]
             step = steps + answer.length - state._generated
-            if step > last and not answer.is_whole:
+            if is_bounded and step > last and not answer.is_whole:
                 step = last
             answer.state = state
             if answer.due_step != step:
@@ -419,7 +420,10 @@ class SimExecutor(Executor):
         else:
             durations = self._written(work, shape, max_steps, horizon_ns, overhead_ns)
             max_steps = len(durations)
-        self._carried_out(shape, max_steps)
+        self._last_shape, self._last_num_steps = shape, max_steps
+        self._num_steps += max_steps
+        if pricing.can_be_outside:
+            self._count_outside(shape, max_steps)
         finished: list[RequestState] = []
         if max_steps == steps_to_finish:
             finished = self._due_in(decodes, decodes.steps + steps_to_finish)
@@ -472,12 +476,9 @@ class SimExecutor(Executor):
         """Price successive steps, without overhead."""
         return self.pricing.step_ns(shape, num_steps)
 
-    def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
-        """Count steps, the first of those priced last."""
-        self._last_shape, self._last_num_steps = shape, num_steps
-        self._num_steps += num_steps
-        if self.pricing.can_be_outside:
-            self.pricing.carried_out(shape, num_steps)
+    def _count_outside(self, shape: BatchShape, num_steps: int) -> None:
+        """Count those of some steps, the first of those priced last, that nobody has measured."""
+        self.pricing.carried_out(shape, num_steps)
 
     def pass_tokens(self, more_tokens: int = 0) -> list[int]:
         """Return the new tokens of each pass that the step executed last makes through a model.

@@ -68,7 +68,10 @@ class PipelineExecutor(SimExecutor):
             stations_ns[::2] = slow_ns
         stations_ns[0] += self._first_step_ns
         self._first_step_ns = 0
-        self._carried_out(priced, 1)
+        self._last_shape, self._last_num_steps = priced, 1
+        self._num_steps += 1
+        if self.pricing.can_be_outside:
+            self._count_outside(priced, 1)
         free_ns = self._free_ns
         for i, took_ns in enumerate(stations_ns):
             if free_ns[i] > at_ns:

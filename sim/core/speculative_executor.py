@@ -141,12 +141,9 @@ class SpeculativeExecutor(SimExecutor):
         each_ns = self._drafting_ns(first, drafts, decodes.rows_next_step)
         return [step_ns + each_ns for step_ns in verifying_ns]
 
-    def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
-        self._last_num_steps = num_steps
-        self._num_steps += num_steps
-        if self.pricing.can_be_outside:
-            for one in self._priced_steps()[:num_steps]:
-                self.pricing.carried_out(one)
+    def _count_outside(self, shape: BatchShape, num_steps: int) -> None:
+        for one in self._priced_steps()[:num_steps]:
+            self.pricing.carried_out(one)
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""
