@@ -54,7 +54,8 @@ def plan_step(
     if builder.preempted:
         return builder.build()
     could_admit = fits = False
-    num_waiting, loaded = len(view.waiting), view.loaded
+    num_waiting = len(view.waiting)
+    loaded = view.loaded if view.config.kv_tiers else []
     if num_waiting or loaded:
         could_admit = fits = builder.seats_left > 0 and builder.tokens_left > 0
         for state in hooks.seating(loaded, view) if loaded and fits else ():

@@ -148,13 +148,15 @@ class Engine:
         has_changed = requests.step_preempted > 0
         if self._drafting is not None and self._drafting.is_due:
             has_changed = True
-        for _ in range(requests.num_in_flight + 2):
+        # As many plans as there are requests in flight, each of which may be turned away, and two.
+        gone = requests.num_finished + requests.num_rejected + requests.num_handed_over
+        for _ in range(requests.num_arrived - gone + 2):
             if not is_plain and requests.untold:  # no step was planned with them
                 requests.tell_overrun(now_ns)
             plan = self.make_plan() if self._promise is None else self._promise.make_plan()
-            changes = bool(plan.preempted or plan.rejected or plan.admitted)
-            if changes:
-                has_changed = True
+            changes = False
+            if plan.admitted or plan.preempted or plan.rejected:
+                changes = has_changed = True
                 requests.apply(plan, self.builder.cached_tokens, now_ns)
                 if plan.preempted:
                     self._count_preemptions(len(plan.preempted))

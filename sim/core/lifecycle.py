@@ -84,9 +84,10 @@ class Lifecycle(Departures):
             self._enqueue(state, now_ns)
 
     def _enqueue(self, state: RequestState, now_ns: int) -> None:
-        is_new = state.session is None  # another engine may have had it
-        if is_new and state.id in self.turns and state.request.session is not None:
-            self.sessions.arrived(state, now_ns, self.turns[state.id].parents)
+        if self.turns and state.session is None:  # another engine may have had it
+            turn = self.turns.get(state.id)
+            if turn is not None and state.request.session is not None:
+                self.sessions.arrived(state, now_ns, turn.parents)
         if self._on_arrival is not None:
             self._on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)
@@ -274,7 +275,7 @@ class Lifecycle(Departures):
         state._seat = self.num_seats_given
         self.num_seats_given += 1
         self.running[state.id] = state
-        if not state.next_is_decode:
+        if not state._generated or not state.next_is_decode:
             self.prefilling[state.id] = state
             return was_here
         self.paused[state.id] = state
@@ -440,7 +441,7 @@ class Lifecycle(Departures):
         else:
             state._computed += num_tokens
         self.resident_tokens += num_tokens
-        left = state.num_uncomputed_tokens
+        left = state.request.prompt_tokens + state._generated - state._computed
         if left == 0:
             state._generated += 1
             state._entry_ns = end_ns

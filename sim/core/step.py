@@ -131,9 +131,10 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
             if state.request.prompt_tokens + state._generated - computed == n:
                 rows_sampled += 1
         chunks = tuple(priced)
-    padding_rows = len(requests.held) if plan.pad_finished and num_decodes else 0
-    padding_tokens = plan.padding_tokens + padding_rows
-    padding_context_tokens = requests.held_tokens if padding_rows else 0
+    padding_tokens, padding_rows, padding_context_tokens = plan.padding_tokens, 0, 0
+    if plan.pad_finished and num_decodes and requests.held:
+        padding_rows, padding_context_tokens = len(requests.held), requests.held_tokens
+        padding_tokens += padding_rows
     if requests.step_overrun:
         padding_rows += requests.step_overrun
         padding_tokens += requests.step_overrun

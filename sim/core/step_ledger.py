@@ -131,7 +131,8 @@ class StepLedger:
     @property
     def seats_left(self) -> int:
         """How many more requests can be admitted and computed in this step."""
-        return min(self.rows_left, self.residents_left)
+        rows, residents = self.rows_left, self.residents_left
+        return rows if rows < residents else residents
 
     def grant(self, state: RequestState, want: SupportsIndex | None = None) -> int:
         """Schedule up to `want` tokens of one request.

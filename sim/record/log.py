@@ -122,11 +122,12 @@ class RunLog:
         # As bytes right away, a number after the other in the order of its columns.
         rows = self._rows
         r, row = state.request, rows.requests
+        generated = state._generated if state._batch is None else state.num_output_tokens
         write_i64_le(row, r.id)
         write_i64_le(row, r.arrival_ns)
         write_i64_le(row, r.prompt_tokens)
         write_i64_le(row, output_tokens)
-        write_i64_le(row, state.num_output_tokens)
+        write_i64_le(row, generated)
         write_i64_le(row, state.first_scheduled_ns)
         write_i64_le(row, state.first_token_ns)
         write_i64_le(row, state.last_token_ns)
