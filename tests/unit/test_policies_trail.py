@@ -6,9 +6,10 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context. Blocks hold fou
 import numpy as np
 import pytest
 
+from schedlab.policies import registry as policies
 from schedlab.policies.predictors import registry as predictors
 from schedlab.policies.predictors.predictor import PredictionInputs
-from schedlab.sim.request import Refinement, Request, RequestState
+from schedlab.sim.request import RUNS, WAITS, Refinement, Request, RequestState
 from schedlab.sim.rng import stream
 from schedlab.traces.trace import Trace
 from schedlab.traces.workload import workload
@@ -65,6 +66,20 @@ def test_trail_preempts_only_within_the_share_of_the_first_prediction(share, pre
     got, log = batches("trail", work, limits(seats=1), preemptible_share=share)
     assert log.requests()["num_preemptions"].sum() == preempted
     assert got[3] == (({1: 3}, [0]) if preempted else {0: 1})
+
+
+@pytest.mark.parametrize(("later", "left"), [(30.0, 26.0), (5.0, 1.0)])
+def test_trail_preempts_by_the_share_of_the_first_prediction_whatever_is_said_later(later, left):
+    policy = policies.make("trail", preemptible_share=0.4)
+    for done, may_stay in ((3, False), (4, True)):  # a predicted 10: 4 may be preempted
+        state = at(
+            Request(0, 0, 4, max_tokens=100, predicted_tokens=10.0, refinement=refined(1, later)),
+            done,
+        )
+        state.status = RUNS
+        assert policy.key(state, 0) == (not may_stay, left + 4 - done)
+        state.status = WAITS
+        assert policy.key(state, 0)[0]
 
 
 def test_trail_that_preempts_nobody_spares_prompts_under_way_too():

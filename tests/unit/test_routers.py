@@ -556,6 +556,13 @@ def test_llm_d_forgets_the_beginning_of_the_oldest_prompt_and_with_it_all_of_it(
     assert index.tokens(first, [0, 1], [16, 16]) == [0, 80]
 
 
+def test_llm_d_forgets_first_what_was_sent_again_longest_ago():
+    index, prompts = BlockIndex(), [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    for sent in (0, 1, 0, 2):  # of two prompts that fit the first is sent again before a third
+        index.add(0, prompts[sent], 6)
+    assert [index.tokens(prompt, [0], [16]) for prompt in prompts] == [[48], [0], [48]]
+
+
 def test_llm_d_remembers_as_many_blocks_as_an_engine_has():
     prompt = request(prompt=160, prefix_hash_ids=tuple(range(10)))
     for num_blocks, place in ((13, 1), (14, 0)):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -354,6 +355,11 @@ def test_validation_counts_what_the_replay_did_and_keeps_measured_from_predicted
     data = found.to_data()
     assert data["counts"] == found.counts
     assert data["worst"] == list(found.worst)
+    for errors, worst in (((-0.3, 0.05), -0.3), ((-0.05, 0.3), 0.3), ((-0.3, 0.3), -0.3)):
+        told_ms = {name: 100 * (1 + error) for name, error in zip("ab", errors, strict=True)}
+        several = replace(found, measured_ms={"a": 100.0, "b": 100.0}, predicted_ms=told_ms)
+        assert several.worst[1] == pytest.approx(worst)
+        assert several.mean_absolute_error == pytest.approx(np.abs(errors).mean())
     assert data["notes"] == found.notes
     result.provenance["extrapolated_steps"] = 1
     assert validate("spec").notes == ["a warning", "a note"]
