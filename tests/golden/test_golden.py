@@ -101,13 +101,15 @@ def test_files_are_read_before_they_are_damaged():
 
 # Tables that take more than a fifth of a second, many of them alone, or in hundreds.
 SLOW = re.compile(
-    "combined|whole|wild|metrics |figure lines|figures of|recommendation|tuning|"
+    "combined|whole|wild|metrics |figures? |recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
+    "fit|samples|overheads|self-check|ceilings|kernel benches|page|layouts|tables|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
-    "answers of (experiments|traces)|edges knobs|backends|figure throughput|"
-    "damaged|told of fleet|sitting (one hangs|all well)|figure latency_rate|live figure|"
+    "answers of (experiments|traces)|edges knobs|backends|"
+    "damaged|told of fleet|sitting (one hangs|all well)|live figure|"
     "told short drafts|tiles|compared|"
-    "answers of sim.(metrics.targets|cost.learning.fit|record.perfetto)"
+    "answers of sim.(metrics.targets|cost.learning.fit|record.perfetto|speculation.drafters)|"
+    "answers of testing.laws|told (pipeline|connector)"
 )
 
 
