@@ -33,6 +33,7 @@ class Requests:
     """
 
     free_swap_blocks = 0
+    is_plain = False  # who has a seat is vLLM's to say
 
     def __init__(
         self,
