@@ -198,6 +198,16 @@ def test_engines_that_start_again_take_the_time_of_their_own_pool(start_ups_ns):
         assert place.served == (Span(0, died_ns), Span(died_ns + 6_000 + start_up_ns, -1))
 
 
+def test_time_to_the_next_random_failure_begins_when_the_engine_serves_again():
+    plan = Failures(mtbf_ns=4_000.0, mttr_ns=900.0, seed=3)
+    drawn = stream(3, "failures of engine 0")
+    up_ns, down_ns, again_ns = (int(drawn.exponential() * mean) + 1 for mean in (4e3, 900.0, 4e3))
+    start_up_ns = 50_000
+    back_ns = up_ns + down_ns + start_up_ns
+    log = simulate([arrival(0, 0, 20, 70)], plan, ("mixed",), start_up_ns)
+    assert log.places[0].served[:2] == (Span(0, up_ns), Span(back_ns, back_ns + again_ns))
+
+
 def test_request_waits_for_an_engine_that_starts_again():
     log = simulate(
         [arrival(0, 0, 20, 2), arrival(1, 5_000, 20, 1)],

@@ -218,6 +218,12 @@ def test_config_json_of_a_mixture_with_shared_experts_equals_the_table_entry(
     assert replace(read, name=name, source=model(name).source) == model(name)
 
 
+@pytest.mark.parametrize("num_shared", [1, 2, 3])
+def test_shared_experts_of_a_config_json_are_as_wide_as_all_of_them(tmp_path, num_shared):
+    (tmp_path / "config.json").write_text(json.dumps({**_GLM, "n_shared_experts": num_shared}))
+    assert model(str(tmp_path)).shared_intermediate_size == 1408 * num_shared
+
+
 def test_model_from_config_json_equals_the_table_entry(tmp_path):
     shape = model(write(tmp_path / "config.json"))
     table = model("llama-3-8b")

@@ -2,6 +2,7 @@ import json
 from dataclasses import fields, replace
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline import Pipeline
 from schedlab.sim.core.pipeline_executor import PipelineExecutor
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
@@ -64,6 +66,23 @@ def spec(**keys):
 
 
 # -- stages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "sampled", "awaited"),
+    [((1, 1), {0, 1}, False), ((1, 2), {0, 1}, True), ((1, 2), {0}, False), ((9, 9), set(), False)],
+)
+def test_first_stage_waits_for_a_batch_of_which_somebody_who_was_sampled_goes_on(
+    max_tokens, sampled, awaited
+):
+    def state(number, most):
+        return SimpleNamespace(id=number, request=SimpleNamespace(max_tokens=most))
+
+    running = {number: state(number, most) for number, most in enumerate(max_tokens)}
+    pipeline = SimpleNamespace(settling=SimpleNamespace(sampled=sampled, running=running))
+    assert Pipeline.is_awaited.fget(pipeline) == awaited
+    pipeline.settling = None
+    assert not Pipeline.is_awaited.fget(pipeline)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.draft_length import Decoding
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
-from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor, estimate_with_drafts
 from schedlab.sim.core.track import (
     SpeculatingState,
     look_ahead,
@@ -287,6 +287,23 @@ def test_step_that_a_draft_length_asks_about_is_that_of_all_with_as_many_drafts_
         3, 49, 30, rows_sampled=3, num_running=3, decode_context_min_tokens=7, draft_tokens=12
     )
     assert asked == [all_three, replace(all_three, draft_tokens=0)]
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "draft_tokens", "rows"),
+    [(3, 4, [3, 3]), (3, 3, [3]), (3, 6, [3, 3]), (3, 7, [3, 3, 3]), (0, 0, [])],
+)
+def test_estimate_drafts_as_often_as_the_longest_of_even_shares(num_decodes, draft_tokens, rows):
+    class Noting:
+        def step_ns(self, shape, num_drafted, rows_of_passes):
+            noted.append((num_drafted, rows_of_passes))
+            return 5
+
+    noted = []
+    shape = BatchShape(num_decodes, 0, 0, draft_tokens=draft_tokens)
+    assert estimate_with_drafts(lambda shape, steps: 100 * steps, Noting(), shape, 2) == 205
+    assert noted == [(draft_tokens, rows)]
+    assert estimate_with_drafts(lambda shape, steps: 100 * steps, None, shape, 2) == 200
 
 
 def decoding(tokens, targets_ms, now_ms, most=3):
