@@ -314,6 +314,16 @@ def test_prefill_first_with_a_delay_lets_prompts_gather_for_as_long_as_the_last_
     assert got == [{0: 6}, {1: 4}, {2: 4}, *4 * [{0: 1}]]
 
 
+@pytest.mark.parametrize(("delay_ns", "third"), [(1_576, {0: 1}), (1_575, {1: 4, 2: 4})])
+def test_prefill_first_computes_prompts_once_the_delay_has_passed_and_not_at_its_end(
+    delay_ns, third
+):
+    work = [arrival(0, prompt=6, output=5), arrival(1, 500, prompt=4), arrival(2, 600, prompt=4)]
+    # The second step ends at 2076 ns.
+    got, _ = batches("prefill_first", work, limits(), delay_factor=delay_ns / 1060)
+    assert got[:3] == [{0: 6}, {0: 1}, third]
+
+
 def test_prefill_first_delay_is_over_when_nobody_runs():
     work = [arrival(0, prompt=6, output=1), arrival(1, 500, prompt=4)]
     got, log = batches("prefill_first", work, limits(), delay_factor=1e6)

@@ -138,6 +138,13 @@ def test_dfs_weight_takes_the_branch_that_most_wait_for_before_an_older_request(
     assert served("lpm", work, lpm_limits()) == [0, 1, 2, 3, 4, 5, 6]
 
 
+def test_dfs_weight_takes_of_equal_branches_the_one_of_who_came_first():
+    work = [begins(0, 1), begins(1, 8, at_ns=1), begins(2, 5, at_ns=2)]
+    # Two wait for each; then two for the second.
+    work += [begins(i, name, at_ns=2_500) for i, name in ((3, 1), (4, 8), (5, 8), (6, 1))]
+    assert served("dfs_weight", work, lpm_limits()) == [0, 1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.slow
 def test_dfs_weight_keeps_the_laws_where_prefixes_are_cached():
     check_policy(lambda: registry.make("dfs_weight"), cases=list(fleet_cases(num_cases=3)))

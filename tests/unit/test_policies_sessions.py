@@ -392,6 +392,14 @@ def test_atlas_brings_the_longest_chain_of_calls_that_waited_for_each_other():
     assert [had for had, _ in brought("plas", work, config)] == [0, 0, 200, 700]
 
 
+def test_atlas_brings_the_longest_chain_though_a_short_call_ends_last():
+    # 400 ns, and 200 ns that begin at 300.
+    rows = [([], 0, 4, 4), ([], 250, 4, 2), ([0, 1], 0, 4, 1)]
+    config = replace(CONFIG, max_num_seqs=2)
+    got = brought("atlas", sessions.requests("a", 0, 0, rows), config)
+    assert [had for had, _ in got] == [0, 0, 400]
+
+
 def step(start_ns, decodes=None):
     """Return the plan of a step in which some, or all, decode."""
     return BatchPlan(decodes, (), (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple)

@@ -239,6 +239,12 @@ def test_vllm_kv_among_equals_begins_one_further_with_each_request():
             {"num_in_flight": (8, 7), "num_waiting": (3, 3), "used_blocks": (50, 55)},
             1,
         ),
+        # Three quarters of both are used: 6 + 1.5 and 5 + 4 x 1.5.
+        (
+            "vllm_kv",
+            {"num_in_flight": (6, 5), "num_waiting": (1, 4), "used_blocks": (75, 75)},
+            0,
+        ),
         ("vllm_kv", {"num_in_flight": (2, 1), "used_blocks": (0, 100)}, 1),  # nobody waits
         ("predicted_length", {"predicted_tokens_in_flight": (30.0, 20.0)}, 1),
         ("power_of_d", {"num_in_flight": (0, 0), "num_waiting": (0, 0)}, None),

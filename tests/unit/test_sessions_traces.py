@@ -604,6 +604,14 @@ def test_turns_of_some_rows_keep_all_that_they_say_of_them():
         turns.take(np.array([2, 4]))
 
 
+def test_blocks_of_a_part_that_is_shared_depend_on_all_parts_in_front_of_it():
+    blocks = SessionBlocks(4)
+    shared = [(("a", 6), ("x", 6)), (("b", 6), ("x", 6)), (("a", 6), ("x", 6), ("y", 4))]
+    names = [blocks.name(i, f"{i}", None, (16, 0), parts) for i, parts in enumerate(shared)]
+    # Of 16 tokens 12 are shared, three blocks, and of the third all 16.
+    assert names == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 8)]
+
+
 def test_blocks_of_a_session_go_on_from_who_is_needed_and_begin_with_what_is_shared():
     blocks = SessionBlocks(4)
     begins = (("system", 8),)
