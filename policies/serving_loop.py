@@ -54,10 +54,13 @@ def plan_step(
     if builder.preempted:
         return builder.build()
     could_admit = fits = False
-    num_waiting = len(view.waiting)
+    num_waiting = view.waiting._size  # as `len` says, without its call
     loaded = view.loaded if view.config.kv_tiers else []
     if num_waiting or loaded:
-        could_admit = fits = builder.seats_left > 0 and builder.tokens_left > 0
+        # `seats_left` is the least of rows and residents.
+        could_admit = fits = (
+            builder.tokens_left > 0 and builder.rows_left > 0 and builder.residents_left > 0
+        )
         for state in hooks.seating(loaded, view) if loaded and fits else ():
             most = None if is_plain else hooks.chunk(state, view)
             fits = builder.grant(state, most) > 0
@@ -69,7 +72,6 @@ def plan_step(
             for state in builder.undeferred(candidates):
                 most = None if is_plain else hooks.chunk(state, view)
                 granted = builder.grant(state, most)
-                # `seats_left` is the least of rows and residents.
                 could_admit = (
                     builder.tokens_left > 0 and builder.rows_left > 0 and builder.residents_left > 0
                 )

@@ -410,8 +410,9 @@ class Engine:
             steps.times.write(num_steps, self.log.durations)
             self.log.add_written(segment.row, new_blocks)
         else:
-            self.durations_ns = steps.durations_ns
-            self.log.add_segment(segment.row, self.durations_ns, new_blocks)
+            durations_ns = steps._durations_ns if steps.times is None else steps.durations_ns
+            self.durations_ns = durations_ns
+            self.log.add_segment(segment.row, durations_ns, new_blocks)
         finished = steps.finished
         if plan.chunks:
             self._advance_prefills(plan.chunks, finished, end_ns)
@@ -471,8 +472,10 @@ class Engine:
             return [0] * num_steps
         requests, kv = self.requests, self.kv
         batch = requests.decodes
-        new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
-        if num_steps > 1:
+        if num_steps == 1:
+            new_blocks = [segment.first_step_blocks]
+        else:
+            new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
             kv.free_blocks -= total(new_blocks) - segment.first_step_blocks
         requests.resident_tokens += batch.advance(num_steps)
         self._preemptions_without_token = 0

@@ -52,7 +52,11 @@ class Segment:
         self.shape = shape
         self.row = row
         self.first_step_blocks = first_step_blocks
-        self.end_ns = start_ns + steps.total_ns
+        durations_ns = steps._durations_ns
+        if steps.times is None and len(durations_ns) == 1:  # as most, without `Steps.total_ns`
+            self.end_ns = start_ns + durations_ns[0]
+        else:
+            self.end_ns = start_ns + steps.total_ns
 
     @property
     def num_steps(self) -> int:
@@ -110,17 +114,20 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     """
     batch = requests.decodes
     decode_context_sum_tokens = decode_context_max_tokens = decode_context_min_tokens = 0
-    if num_decodes:
-        decode_context_sum_tokens = batch.context_sum_tokens
-        if requests.reads_extremes or plan.chunks:
-            decode_context_max_tokens = batch.context_max_tokens
-        if requests.reads_extremes:
-            decode_context_min_tokens = batch.context_min_tokens
     num_tokens = rows_sampled = num_decodes
     draft_tokens = 0
-    if num_decodes and requests.config.num_speculative_tokens:
-        draft_tokens = batch.drafts_next_step()
-        num_tokens += draft_tokens
+    if num_decodes:
+        if requests.config.num_speculative_tokens:
+            decode_context_sum_tokens = batch.context_sum_tokens
+            draft_tokens = batch.drafts_next_step()
+            num_tokens += draft_tokens
+        else:  # as `context_sum_tokens`, written out
+            decode_context_sum_tokens = batch._offset_sum + batch.size * batch.steps
+        if requests.reads_extremes:
+            decode_context_max_tokens = batch.context_max_tokens
+            decode_context_min_tokens = batch.context_min_tokens
+        elif plan.chunks:
+            decode_context_max_tokens = batch.context_max_tokens
     chunks: tuple[tuple[int, int], ...] = ()
     if plan.chunks:
         priced: list[tuple[int, int]] = []
@@ -131,22 +138,22 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
             if state.request.prompt_tokens + state._generated - computed == n:
                 rows_sampled += 1
         chunks = tuple(priced)
-    padding_tokens, padding_rows, padding_context_tokens = plan.padding_tokens, 0, 0
-    if plan.pad_finished and num_decodes and requests.held:
-        padding_rows, padding_context_tokens = len(requests.held), requests.held_tokens
+    padding_tokens = plan.padding_tokens
+    padding_rows = padding_context_tokens = 0
+    num_running, num_waiting = len(requests.running), requests.waiting._size
+    if not requests.is_plain:
+        num_running += requests.in_pipeline.size
+        if plan.pad_finished and num_decodes:
+            padding_rows, padding_context_tokens = len(requests.held), requests.held_tokens
+        if requests.step_overrun:
+            padding_rows += requests.step_overrun
+            padding_context_tokens += requests.step_overrun_context_tokens
         padding_tokens += padding_rows
-    if requests.step_overrun:
-        padding_rows += requests.step_overrun
-        padding_tokens += requests.step_overrun
-        padding_context_tokens += requests.step_overrun_context_tokens
-    rows_sampled += padding_rows
+        rows_sampled += padding_rows
     sizes = requests.config.cudagraph_capture_sizes
     if sizes:
         padding_tokens += _graph_padding(sizes, num_tokens + padding_tokens)
     swapped_bytes = requests.step_swapped_bytes
-    num_running, num_waiting = len(requests.running), len(requests.waiting)
-    if not requests.is_plain:
-        num_running += requests.in_pipeline.size
     gathered_tokens = 0
     return BatchShape(
         num_decodes,
@@ -191,7 +198,7 @@ def segment_row(
         KV blocks allocated for decodes of the first step, which the log counts when it ends.
     """
     kv = requests.kv
-    num_steps = steps.num_steps
+    num_steps = len(steps._durations_ns) if steps.times is None else steps.num_steps
     num_decodes, chunks = shape.num_decodes, shape.chunks
     num_prefills = len(chunks)
     prefill_tokens = 0

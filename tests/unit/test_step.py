@@ -41,6 +41,7 @@ def population(**keys):
         found.decodes.join(state)
     found.held = {number: request(number) for number in (10, 11, 12)}
     found.held_tokens = 333
+    found.is_plain = False
     for number in range(20, 25):
         found.waiting.add(RequestState(arrival(number).request), 0)
     found.running |= {number: request(number) for number in (30, 31)}
