@@ -95,6 +95,7 @@ class Departures(Population):
         self.sessions = SessionTable()
         self._may_overrun = config.overrun_at_stop or config.drafts_ahead
         self._pipelines_ahead = config.pipelines_ahead
+        self._speculates = config.num_speculative_tokens > 0
 
     def _place(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - as `key`
         """Return a request's place in the queue: before all others, if it was put back there."""
@@ -162,8 +163,12 @@ class Departures(Population):
             elif self._pipelines_ahead:
                 self._tell_end(state, end_ns)
                 self.ended.append(state)
-            else:
-                self._answer(state, end_ns)
+            else:  # as `_answer`, written out
+                self._write_answer(state, end_ns)
+                if state.session is not None or self._on_finish is not None:
+                    self._tell_end(state, end_ns)
+                if self.on_gone is not None:
+                    self.on_gone(state, end_ns)
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
 
@@ -250,7 +255,7 @@ class Departures(Population):
         start = batch.numbered_from
         first, last = start + state._stint_start, start + batch.steps
         self.log.add_stint(state.id, state._entry_ns, first, last)
-        if isinstance(batch, SpeculativeBatch):
+        if self._speculates and isinstance(batch, SpeculativeBatch):
             self.log.add_bursts(batch.last_tokens)
         state._entry_ns = -1
 
@@ -395,7 +400,7 @@ class Departures(Population):
     def release(self, state: RequestState, overrun_tokens: int = 0) -> None:
         """Give a request's memory back, and name what the next ones of its session may find."""
         spare, fresh = overrun_tokens, 0
-        if isinstance(state, SpeculatingState):
+        if self._speculates and isinstance(state, SpeculatingState):
             spare += state.spare_tokens
             if self.config.drafts_ahead:
                 if overrun_tokens:

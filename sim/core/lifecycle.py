@@ -34,7 +34,7 @@ class Lifecycle(Departures):
                 self.num_arrived += 1
                 self._turn_away(RequestState(request), output_tokens, reason, now_ns)
                 return
-        state = new_state(request, self.config)
+        state = new_state(request, self.config) if self._speculates else RequestState(request)
         state.queued_ns = now_ns
         self._take(state, arrival, now_ns)
 
@@ -122,7 +122,8 @@ class Lifecycle(Departures):
             elif loading and state in loading:
                 self._load(state, loading[state], cached_tokens.get(state.id, 0), now_ns)
             else:
-                self._admit(state, cached_tokens.get(state.id, 0), now_ns)
+                cached = cached_tokens.get(state.id, 0) if cached_tokens else 0
+                self._admit(state, cached, now_ns)
         for state, reason in plan.rejected:
             self._reject(state, reason, now_ns)
         if self.held and not self.running:
@@ -336,7 +337,7 @@ class Lifecycle(Departures):
         """
         batch, paused, left, joining = self.decodes, self.paused, plan.left, plan.joining
         if left is None or joining is None or self.step_overrun:
-            chosen = plan.decodes
+            chosen = plan.decodes if plan._members is not None else plan._decodes
             if chosen is None:
                 if paused:
                     self._go_on(list(paused.values()))
@@ -435,7 +436,7 @@ class Lifecycle(Departures):
         bool
             Whether a token came out.
         """
-        if isinstance(state, SpeculatingState):
+        if self._speculates and isinstance(state, SpeculatingState):
             end = state._computed + num_tokens
             state.computed(num_tokens, slots_ahead(self.config, end))
         else:
@@ -455,10 +456,12 @@ class Lifecycle(Departures):
             full = state._computed // self.config.block_size
             self.tiers.store(state, state.request.prefix_hash_ids[:full])
         if not is_last:
-            if isinstance(state, SpeculatingState):
+            if self._speculates and isinstance(state, SpeculatingState):
                 self.num_turnovers += 1
                 self.draft(state, 0 if left else -1)
-            self._join_decodes(state)
+            batch = self.decodes
+            self.executor.joined((state,), batch)
+            batch.join(state)
         return left == 0
 
     def store_step(self, chunks: tuple[tuple[RequestState, int], ...]) -> None:

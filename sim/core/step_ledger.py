@@ -61,6 +61,7 @@ class StepLedger:
         self._most_rows = requests.config.max_num_seqs
         self._most_resident = requests.config.most_resident
         self._prefill_threshold = requests.config.long_prefill_token_threshold
+        self._watermark_blocks = requests.config.watermark_blocks
         self._spares_lone_request = requests.config.threshold_spares_lone_request
         self.preempted: dict[RequestState, PreemptionMode] = {}
         self.cached_tokens: dict[int, int] = {}
@@ -253,7 +254,8 @@ class StepLedger:
         return "all rows of the step (max_num_seqs) are taken"
 
     def _chunk_limit(self, state: RequestState, want: int | None, cached_tokens: int = 0) -> int:
-        limit = state.num_uncomputed_tokens - cached_tokens
+        # `num_uncomputed_tokens`, less those.
+        limit = state.request.prompt_tokens + state._generated - state._computed - cached_tokens
         if want is not None and want < limit:
             limit = want
         threshold = self._threshold
@@ -298,7 +300,8 @@ class StepLedger:
         if self.tokens_left < 1 or self.rows_left < 1:
             return self._deny(state, self._why_no_room())
         hit_tokens = hit.tokens
-        uncomputed = state.num_uncomputed_tokens - hit_tokens
+        # `num_uncomputed_tokens`, less those.
+        uncomputed = state.request.prompt_tokens + state._generated - state._computed - hit_tokens
         n = uncomputed if most is None or most > uncomputed else most
         if 0 < self._threshold < n:
             n = self._threshold
@@ -306,7 +309,7 @@ class StepLedger:
             return self._deny(state, "its prompt exceeds what is left of the token budget")
         if n > self.tokens_left:
             n = self.tokens_left
-        keep = config.watermark_blocks if self._requests.running else self._watermark()
+        keep = self._watermark_blocks if self._requests.running else self._watermark()
         if config.scheduler_reserve_full_isl and n < uncomputed:
             need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > self._kv.free_blocks - keep:
@@ -715,7 +718,7 @@ class StepLedger:
         if self._loading and not self._config.load_takes_seat:
             admitted = [i for i in self._admitted if i not in self._loading]
         anyone = requests.running or admitted or requests.leaving or requests.in_pipeline
-        return self._config.watermark_blocks if anyone else 0
+        return self._watermark_blocks if anyone else 0
 
     def _deny(self, state: RequestState, why: str) -> int:
         self.denied = (state, why)

@@ -58,7 +58,7 @@ class PagedKVCache(KVCacheManager):
         """Take what `num_tokens` more tokens, and those ahead, need; False if it does not fit."""
         computed = state._computed if state._batch is None else state.num_computed_tokens
         need = -(-(computed + num_tokens + ahead_tokens) // self.block_size)
-        if not state.swapped:
+        if computed and not state.swapped:  # who has nothing computed holds no block
             need += -(computed + state.spare_tokens) // self.block_size
         if need > self.free_blocks - keep_free_blocks:
             return False
