@@ -345,8 +345,14 @@ class SimExecutor(Executor):
                 answer.turn = turn
                 turn += 1
             if answer.listed_step >= step:
-                if answer.listed_step > step:
-                    self._list(answer)
+                if answer.listed_step > step:  # with `_list`, written out
+                    answer.listed_step = step
+                    due = self._due.get(step)
+                    if due is None:
+                        self._due[step] = [answer]
+                        heappush(self._due_steps, step)
+                    else:
+                        due.append(answer)
                 if step < self._soonest:
                     self._soonest, self._next = step, answer
             elif step <= self._soonest:  # it is to be listed there
@@ -418,7 +424,17 @@ class SimExecutor(Executor):
             if horizon_ns < FOREVER:
                 max_steps, _ = times.begun_before(max_steps, horizon_ns - now_ns)
         else:
-            durations = self._written(work, shape, max_steps, horizon_ns, overhead_ns)
+            durations = self._durations_ns(shape, decodes, max_steps)
+            if (
+                self.scatter is not None
+                or overhead_ns
+                or self.slowness != 1.0
+                or self._first_step_ns
+                or (max_steps > 1 and horizon_ns < FOREVER)
+            ):
+                durations = self._adjusted(durations, shape, now_ns, horizon_ns, overhead_ns)
+            else:
+                self._last_step_ns = durations[-1]
             max_steps = len(durations)
         self._last_shape, self._last_num_steps = shape, max_steps
         self._num_steps += max_steps
@@ -447,11 +463,15 @@ class SimExecutor(Executor):
             return None
         return step_times(shape)
 
-    def _written(
-        self, work: Work, shape: BatchShape, max_steps: int, horizon_ns: int, overhead_ns: int
+    def _adjusted(
+        self,
+        durations: list[int],
+        shape: BatchShape,
+        now_ns: int,
+        horizon_ns: int,
+        overhead_ns: int,
     ) -> list[int]:
-        """Return what each step takes, of those that begin before the horizon."""
-        durations = self._durations_ns(shape, work.decodes, max_steps)
+        """Return what each priced step takes, of those that begin before the horizon."""
         if self.scatter is not None:
             has_prompts = bool(shape.chunks)
             durations = self.scatter.scattered(durations, self._num_steps, has_prompts)
@@ -463,8 +483,8 @@ class SimExecutor(Executor):
         if self._first_step_ns:
             durations[0] += self._first_step_ns
             self._first_step_ns = 0
-        if max_steps > 1 and horizon_ns < FOREVER:
-            start_ns = work.now_ns
+        if len(durations) > 1 and horizon_ns < FOREVER:
+            start_ns = now_ns
             for i, duration in enumerate(durations):
                 if start_ns >= horizon_ns and i:
                     del durations[i:]

@@ -157,7 +157,12 @@ class KernelTimes:
         tokens = num_decodes + shape.padding_tokens
         for chunk in chunks:
             tokens += chunk[0]
-        beside = self._beside(shape, tokens, shape.rows_sampled)
+        rows = shape.rows_sampled
+        token_ns, head_ns = self._token_ns.get(tokens), self._head_ns.get(rows)
+        if self._gathers or token_ns is None or head_ns is None:
+            beside = self._beside(shape, tokens, rows)
+        else:  # the same, written out
+            beside = shape.swapped_bytes * self._ns_per_swapped_byte + token_ns + head_ns
         # A decode row also attends to its own token.
         context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
         attending = num_decodes + shape.padding_rows
@@ -277,8 +282,12 @@ class KernelTimes:
             alone = rows_ns if rows_ns > read else read
             padded = self._mixed_row_ns * num_rows + self._mixed_kv_ns * context
             work = padded if padded > alone else alone
-        for q, c in chunks:
-            work += self._chunk_work(q, c)
+        block, query_ns, pair_ns = self._query_block, self._query_ns, self._pair_ns
+        for q, c in chunks:  # with `_chunk_work`, written out: most requests are one chunk
+            queries = -(-q // block) * block
+            compute = queries * (query_ns + pair_ns * (c + (q + 1) * 0.5))
+            read = (c + q) * self._kv_ns
+            work += compute if compute > read else read
             if c + q > keys:
                 keys = c + q
         return work, keys
