@@ -54,7 +54,7 @@ def plan_step(
     if builder.preempted:
         return builder.build()
     could_admit = fits = False
-    num_waiting = view.waiting._size  # as `len` says, without its call
+    num_waiting = view.waiting.size
     loaded = view.loaded if view.config.kv_tiers else []
     if num_waiting or loaded:
         # `seats_left` is the least of rows and residents.

@@ -140,7 +140,7 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
         chunks = tuple(priced)
     padding_tokens = plan.padding_tokens
     padding_rows = padding_context_tokens = 0
-    num_running, num_waiting = len(requests.running), requests.waiting._size
+    num_running, num_waiting = len(requests.running), requests.waiting.size
     if not requests.is_plain:
         num_running += requests.in_pipeline.size
         if plan.pad_finished and num_decodes:
