@@ -345,14 +345,8 @@ class SimExecutor(Executor):
                 answer.turn = turn
                 turn += 1
             if answer.listed_step >= step:
-                if answer.listed_step > step:  # with `_list`, written out
-                    answer.listed_step = step
-                    due = self._due.get(step)
-                    if due is None:
-                        self._due[step] = [answer]
-                        heappush(self._due_steps, step)
-                    else:
-                        due.append(answer)
+                if answer.listed_step > step:
+                    self._list(answer)
                 if step < self._soonest:
                     self._soonest, self._next = step, answer
             elif step <= self._soonest:  # it is to be listed there
