@@ -439,13 +439,12 @@ class SimExecutor(Executor):
             finished = self._due_in(decodes, decodes.steps + steps_to_finish)
         if plan.chunks:
             answers, most_tokens = self._answers, self.most_tokens
-            for state, n in plan.chunks:  # with `_tokens_left` of who is in no batch, written out
-                answer = answers[state.id]
-                is_last = answer.length - state._generated <= 1
-                if (is_last or (most_tokens <= 1 and not answer.is_whole)) and (
-                    state.num_uncomputed_tokens == n
-                ):
-                    finished.append(state)
+            for state, n in plan.chunks:  # as what is asked of who is in no batch, written out
+                if state.request.prompt_tokens + state._generated - state._computed == n:
+                    answer = answers[state.id]
+                    left = answer.length - state._generated
+                    if left <= 1 or (most_tokens <= 1 and not answer.is_whole):
+                        finished.append(state)
         return Steps(durations, overhead_ns, finished, None, times, max_steps)
 
     def _unwritten(self, shape: BatchShape) -> StepTimes | None:
