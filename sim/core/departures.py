@@ -163,12 +163,8 @@ class Departures(Population):
             elif self._pipelines_ahead:
                 self._tell_end(state, end_ns)
                 self.ended.append(state)
-            else:  # as `_answer`, written out
-                self._write_answer(state, end_ns)
-                if state.session is not None or self._on_finish is not None:
-                    self._tell_end(state, end_ns)
-                if self.on_gone is not None:
-                    self.on_gone(state, end_ns)
+            else:
+                self._answer(state, end_ns)
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
 

@@ -52,11 +52,7 @@ class Segment:
         self.shape = shape
         self.row = row
         self.first_step_blocks = first_step_blocks
-        durations_ns = steps._durations_ns
-        if steps.times is None and len(durations_ns) == 1:  # as most, without `Steps.total_ns`
-            self.end_ns = start_ns + durations_ns[0]
-        else:
-            self.end_ns = start_ns + steps.total_ns
+        self.end_ns = start_ns + steps.total_ns
 
     @property
     def num_steps(self) -> int:
