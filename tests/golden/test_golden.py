@@ -103,7 +103,7 @@ def test_files_are_read_before_they_are_damaged():
 SLOW = re.compile(
     "combined|whole|wild|metrics |figures? |recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
-    "fit|samples|overheads|self-check|ceilings|kernel benches|page|layouts|tables|"
+    "fit|samples|overheads|self-check|ceilings|kernel benches|page|report|layouts|tables|"
     "asked by laws of [ceprc]|defaults of gpu|answers of (sim.cost.learning.[ep]|testing.[cepr])|"
     "answers of (experiments|traces)|edges knobs|backends|"
     "damaged|told of fleet|sitting (one hangs|all well)|live figure|"
