@@ -1,6 +1,6 @@
-"""Bugs planted by hand, one line each: what a person slips at and no rule of operators draws.
+"""Bugs planted by hand, a line or a few: what a person slips at and no rule of operators draws.
 
-`slips.txt` lists them: the file, what is wrong, the line as it is, the line with the slip.
+`slips.txt` lists them: the file, what is wrong, the lines as they are, the lines with the slip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Slip:
-    """One wrong line.
+    """One wrong line, or a few that lie together.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Slip:
     why : str
         What is wrong.
     was, now : str
-        The line as it is and as it would be, without indentation.
+        The lines as they are and as they would be, no more of them, indented as beside the first.
     """
 
     path: str
@@ -42,14 +42,16 @@ class Slip:
         return self.why
 
     def place(self, source: str) -> int:
-        """Return the number of the line in its file.
+        """Return the number of the first line in its file.
 
         Raises
         ------
         ValueError
             If it is not there, or more than once: the list is older than the file.
         """
-        found = [i for i, line in enumerate(source.splitlines(), 1) if line.strip() == self.was]
+        was = [line.strip() for line in self.was.splitlines()]
+        lines = [line.strip() for line in source.splitlines()]
+        found = [i for i in range(1, len(lines) + 1) if lines[i - 1 : i - 1 + len(was)] == was]
         if len(found) != 1:
             raise ValueError(
                 f"{LIST.name}: {self.path} has this line {len(found)} times, not once: {self.was}"
@@ -57,10 +59,13 @@ class Slip:
         return found[0]
 
     def planted(self, source: str) -> str:
-        """Return the file with the slip."""
+        """Return the file with the slip, and all else in the line where it was."""
         lines = source.splitlines()
         at = self.place(source) - 1
-        lines[at] = lines[at].replace(self.was, self.now)
+        margin = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        now = [margin + line for line in self.now.splitlines()]
+        num_lines = len(self.was.splitlines())
+        lines[at : at + num_lines] = now + [""] * (num_lines - len(now))
         return "\n".join(lines) + "\n"
 
 
@@ -77,9 +82,22 @@ def every_slip(text: str | None = None) -> list[Slip]:
     _, *parts = f"\n{text}".split("\n@@ ")
     found = []
     for part in parts:
-        head, was, now, *rest = [*part.splitlines(), "", ""]
+        head, *changes = [line for line in part.splitlines() if line]
         path, colon, why = head.partition(": ")
-        if not (colon and was.startswith("-") and now.startswith("+")) or any(rest):
+        was = [line[1:] for line in changes if line[0] == "-"]
+        now = [line[1:] for line in changes if line[0] == "+"]
+        signs = "".join(line[0] for line in changes)
+        if not (colon and was and now) or signs != "-" * len(was) + "+" * len(now):
             raise ValueError(f"{LIST.name}: write '@@ file: what is wrong', '-' and '+': {head}")
-        found.append(Slip(path, why, was[1:], now[1:]))
+        if len(now) > len(was):
+            raise ValueError(f"{LIST.name}: no more lines than there were: {head}")
+        margin = len(was[0]) - len(was[0].lstrip())
+        slip = (_without(margin, lines) for lines in (was, now))
+        found.append(Slip(path, why, *slip))
     return found
+
+
+def _without(margin: int, lines: list[str]) -> str:
+    if any(line[:margin].strip() for line in lines):
+        raise ValueError(f"{LIST.name}: indented less than the first line: {lines}")
+    return "\n".join(line[margin:] for line in lines)

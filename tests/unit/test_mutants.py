@@ -25,7 +25,7 @@ from tests.mutants.reaching import CALL, Beacons, Survey
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
-def test_slips_change_one_line_of_a_file_and_few_are_older_than_it(capsys):
+def test_slips_change_what_they_say_of_a_file_and_few_are_older_than_it(capsys):
     slips = every_slip()
     assert len(slips) > 200
     assert len({(slip.path, slip.was) for slip in slips}) == len(slips)
@@ -35,12 +35,11 @@ def test_slips_change_one_line_of_a_file_and_few_are_older_than_it(capsys):
     for mutant in mutants:
         slip, source = mutant.bug, (ROOT / mutant.path).read_text(encoding="utf-8")
         changed = slip.planted(source)
-        differing = [
-            (a.strip(), b.strip())
-            for a, b in zip(source.splitlines(), changed.splitlines(), strict=True)
-            if a != b
-        ]
-        assert differing == [(slip.was, slip.now)]
+        pairs = zip(source.splitlines(), changed.splitlines(), strict=True)
+        differing = [(a.strip(), b.strip()) for a, b in pairs if a != b]
+        was, now = ([line.strip() for line in lines.splitlines()] for lines in (slip.was, slip.now))
+        told = zip(was, now + [""] * (len(was) - len(now)), strict=True)
+        assert differing == [(a, b) for a, b in told if a != b]
 
 
 @pytest.mark.parametrize(("source", "times"), [("a = 1\n", 0), ("b = 1\nif a:\n    b = 1\n", 2)])
@@ -56,6 +55,27 @@ def test_slips_written_wrongly_are_refused_with_their_heading():
     first = "@@ sim/rng.py: the first of a list without a head\n-a = 1\n+a = 2\n"
     assert every_slip(first * 2) == every_slip(f"head\n\n{first * 2}")
     assert len(every_slip(first * 2)) == 2
+
+
+def test_slip_of_several_lines_keeps_the_lines_behind_it_where_they_are():
+    text = "@@ sim/rng.py: never\n-    if a:\n-        b = 1\n-    c = 2\n+    c = 2\n+    b = 1\n"
+    [slip] = every_slip(text)
+    source = "def f(a):\n    if a:\n        b = 1\n    c = 2\n    return b\n"
+    assert slip.place(source) == 2
+    assert slip.planted(source) == "def f(a):\n    c = 2\n    b = 1\n\n    return b\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("-a = 1\n+a = 2\n+b = 2\n", "no more lines than there were"),
+        ("-  a = 1\n-  b = 1\n+a = 2\n", "indented less than the first line"),
+        ("-a = 1\n+a = 2\n-b = 1\n", "write '@@ file: what is wrong', '-' and '.'"),
+    ],
+)
+def test_slip_of_several_lines_that_cannot_be_planted_is_refused_with_its_cause(change, told):
+    with pytest.raises(ValueError, match=told):
+        every_slip(f"@@ sim/rng.py: odd\n{change}")
 
 
 FAIRNESS = "sim/metrics/fairness.py"
