@@ -35,6 +35,35 @@ class SpoolFile:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this
         return self._file
 
+    def write(self, numbers: Matrix) -> None:
+        """Write numbers where it stands, all of them.
+
+        Raises
+        ------
+        OSError
+            If there is no room for them.
+        """
+        # A disk that is nearly full takes a part, and Linux no more than 2 GiB at once.
+        rest = np.ascontiguousarray(numbers).data.cast("B")
+        while rest:
+            rest = rest[self.open().write(rest) :]
+
+    def read(self, place: int, numbers: Matrix) -> None:
+        """Fill `numbers` with what lies at a place.
+
+        Raises
+        ------
+        OSError
+            If there is less of it.
+        """
+        self.open().seek(place)
+        rest = numbers.data.cast("B")
+        while rest:
+            num_bytes = self.open().readinto(rest)  # type: ignore[attr-defined]
+            if not num_bytes:
+                raise OSError("a temporary file of this run was cut short")
+            rest = rest[num_bytes:]
+
 
 class Spool:
     """A table of which pieces of rows lie in a temporary file, and perhaps the last in memory.
@@ -71,7 +100,7 @@ class Spool:
         """
         if len(rows):
             start = self._write(len(rows))
-            self._open().write(np.ascontiguousarray(rows.T, dtype=self.dtype).data)
+            self._file.write(np.asarray(rows.T, dtype=self.dtype))
             self._pieces.append(start)
 
     def followed_by(self, rows: Matrix) -> Spool:
@@ -116,7 +145,7 @@ class Spool:
             return ordered.followed_by(np.array(whole, dtype=self.dtype).T)
         start = ordered._write(len(order))
         for index in range(self.num_columns):
-            ordered._open().write(np.ascontiguousarray(self.column(index)[order]).data)
+            ordered._file.write(self.column(index)[order])
         ordered._pieces.append(start)
         return ordered
 
@@ -149,26 +178,20 @@ class Spool:
         if not isinstance(place, int):
             return place[low:high, index]
         num_rows = self._end(piece) - self._firsts[piece]
-        file, size = self._open(), self.dtype.itemsize
-        file.seek(place + (index * num_rows + low) * size)
         found = self._empty(high - low)
-        if file.readinto(found.data) != found.nbytes:  # type: ignore[attr-defined]
-            raise OSError("a temporary file of this run was cut short")
+        self._file.read(place + (index * num_rows + low) * self.dtype.itemsize, found)
         return found
 
     def _write(self, num_rows: int) -> int:
         """Make ready to write a piece; return where it begins."""
         assert all(isinstance(piece, int) for piece in self._pieces)
-        start = self._open().seek(0, 2)
+        start = self._file.open().seek(0, 2)
         self._firsts.append(self.num_rows)
         self.num_rows += num_rows
         return start
 
     def _end(self, piece: int) -> int:
         return self._firsts[piece + 1] if piece + 1 < len(self._firsts) else self.num_rows
-
-    def _open(self) -> IO[bytes]:
-        return self._file.open()
 
     def _empty(self, num_rows: int) -> Matrix:
         return np.empty(num_rows, dtype=self.dtype)

@@ -1,5 +1,6 @@
 """Tables of numbers in temporary files: rows, pieces and orders."""
 
+import errno
 from random import Random
 
 import numpy as np
@@ -65,3 +66,52 @@ def test_tables_in_one_file_that_are_read_between_writes_keep_every_row(seed):
         else:
             order = np.array([draw.randrange(len(rows)) for _ in range(3)])
             assert table.take(column, order).tolist() == rows[order, column].tolist()
+
+
+class Narrow:
+    """A file that takes and gives a few bytes at a time, as a disk that is nearly full does."""
+
+    def __init__(self, file, most):
+        self._file, self.most = file, most
+        self.seek = file.seek
+
+    def write(self, data):
+        if not self.most:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._file.write(data[: self.most])
+
+    def readinto(self, buffer):
+        return self._file.readinto(buffer[: self.most])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_table_of_which_a_disk_takes_a_part_at_a_time_is_there_whole(monkeypatch, ordered):
+    monkeypatch.setattr(spool, "_MOST_ORDERED_NUMBERS", 0)
+
+    def narrow():
+        file = SpoolFile()
+        file._file = Narrow(file.open(), 13)
+        return file
+
+    monkeypatch.setattr(spool, "SpoolFile", narrow)
+    rows = np.arange(20).reshape(10, 2)
+    table = Spool(2)
+    table.append(rows[:4])
+    table.append(rows[4:])
+    if ordered:
+        rows = rows[::-1]
+        table = table.in_order(np.arange(10)[::-1])
+    assert table.rows(0, 10).tolist() == rows.tolist()
+
+
+def test_table_for_which_there_is_no_room_or_that_was_cut_short_is_an_error():
+    file = SpoolFile()
+    narrow = file._file = Narrow(file.open(), 8)
+    table = Spool(1, file=file)
+    table.append(np.array([[1], [2]]))
+    narrow._file.truncate(12)
+    with pytest.raises(OSError, match="a temporary file of this run was cut short"):
+        table.column(0)
+    narrow.most = 0
+    with pytest.raises(OSError, match="No space left on device"):
+        table.append(np.array([[3]]))
