@@ -70,14 +70,17 @@ def code_version(with_gpu_backend: bool = False) -> str:
     -------
     str
         SHA-256 (hex) over path and content of every file of sim, policies, traces,
-        experiments/running and experiments/specification.
+        experiments/running and experiments/specification, but for hidden ones and copies that
+        editors leave.
     """
     places = (*_COMPUTE_A_RESULT, *(("gpu_backend",) if with_gpu_backend else ()))
     paths = [p for place in places for p in (_ROOT / place, *(_ROOT / place).rglob("*"))]
     files = [path for path in paths if path.is_file()]
     digest = hashlib.sha256()
     for path in sorted(files):
-        if "__pycache__" not in path.parts:
+        # An editor's own files (.engine.py.swp, engine.py~) come and go while it is open.
+        is_source = not (path.name.startswith(".") or path.name.endswith("~"))
+        if is_source and "__pycache__" not in path.parts:
             digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
@@ -85,12 +88,21 @@ def code_version(with_gpu_backend: bool = False) -> str:
 
 def own_modules(spec: ExperimentSpec) -> dict[str, str]:
     """Return the SHA-256 of each module of the user's that a point names, or that those import."""
+    modules = [text.partition(":")[0] for text in own_classes(own_parts(spec))]
+    return {name: hashlib.sha256(text).hexdigest() for name, text in sources(modules).items()}
+
+
+def own_parts(spec: ExperimentSpec) -> object:
+    """Return as nested data what of a specification may name classes of the user's."""
     cluster = None if spec.cluster is None else spec.cluster.model_dump()
     drafts = None if spec.engine.speculation is None else spec.engine.speculation.model_dump()
-    chosen = spec.policy.model_dump(), spec.cost_model.model_dump()
-    named = (*chosen, spec.workload.format, cluster, drafts)
-    modules = [text.partition(":")[0] for text in own_classes(named)]
-    return {name: hashlib.sha256(text).hexdigest() for name, text in sources(modules).items()}
+    return (
+        spec.policy.model_dump(),
+        spec.cost_model.model_dump(),
+        spec.workload.format,
+        cluster,
+        drafts,
+    )
 
 
 def own_classes(value: object) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +12,7 @@ import numpy as np
 from schedlab.experiments.running.backend import Backend, Task, open_backend
 from schedlab.experiments.running.fence import fenced
 from schedlab.experiments.running.fleet import Kind, engine_facts, resolve_fleet
-from schedlab.experiments.running.point_hash import own_classes
+from schedlab.experiments.running.point_hash import own_classes, own_parts
 from schedlab.experiments.running.prediction import Predictions, predictions
 from schedlab.experiments.running.provenance import provenance
 from schedlab.experiments.running.resolved import Resolved
@@ -46,6 +45,7 @@ from schedlab.sim.record.copies import TierFacts, of_engines
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
+from schedlab.sim.user_modules import import_own
 from schedlab.sim.yaml_lines import KeyPath, dotted
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.trace import Text, Trace
@@ -100,9 +100,15 @@ def run(
     if spec.sweep or spec.replications > 1:
         raise SpecError("run() takes one point: expand the sweep with specification.sweep.points")
     kinds = resolve_fleet(spec, cost_model)
-    with ExitStack() as fences:
-        for kind in kinds:
-            fences.enter_context(fenced(registry.policy_class(kind.point.spec.policy.name)))
+    policies = (registry.policy_class(kind.point.spec.policy.name) for kind in kinds)
+    classes: dict[str, type] = {f"policy {cls.__name__}": cls for cls in policies}
+    watched = set(classes.values())
+    for path in own_classes(own_parts(spec)):
+        module, _, name = path.partition(":")
+        cls = getattr(import_own(module), name)
+        if cls not in watched:
+            classes[path] = cls
+    with fenced(classes):
         return _run(spec, kinds, progress, record, opened)
 
 

@@ -1,5 +1,6 @@
 """What a policy does to a run is told as its own fault, wherever its class was written."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -53,7 +54,7 @@ def test_fence_tells_of_a_policy_that_would_end_the_process(monkeypatch, error, 
 
 def test_fence_around_a_generator_that_is_closed_says_nothing():
     def fenced_steps():
-        with fence.fenced(ContinuousBatching):
+        with fence.fenced({"policy": ContinuousBatching}):
             yield 1
 
     steps = fenced_steps()
@@ -67,7 +68,9 @@ def frame(file, back=None):
 
 def test_call_of_a_policy_is_too_long_if_it_is_seen_three_times_in_a_row(monkeypatch):
     timers, handlers = [], []
-    monkeypatch.setattr(fence.signal, "setitimer", lambda *given: timers.append(given[1:]))
+    monkeypatch.setattr(
+        fence.signal, "setitimer", lambda *given: timers.append(given[1:]) or (0.0, 0.0)
+    )
     monkeypatch.setattr(
         fence.signal, "signal", lambda _, handler: handlers.append(handler) or "before"
     )
@@ -96,3 +99,63 @@ def test_calls_are_not_watched_without_a_limit_or_while_somebody_debugs(
     monkeypatch.setattr(fence.sys, "gettrace", lambda: trace)
     with fence._watched(set(), None, limit_s):
         pass
+
+
+OWN = """
+from schedlab.policies import ContinuousBatching
+from schedlab.policies.routers.router import Router
+
+class Hang(ContinuousBatching):
+    optimises = knows = fails = source = "hangs"
+
+    def key(self, state, now_ns):
+        while True:
+            pass
+
+class Slow(Router):
+    optimises = knows = fails = source = "hangs"
+
+    def route(self, request, engines):
+        while True:
+            pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        (
+            {"pools": {"a": {"policy": "own_hang:Hang"}, "b": {"policy": "fcfs"}}},
+            r"policy Hang: key",
+        ),
+        (
+            {"pools": {"a": {"policy": "fcfs"}, "b": {"policy": "own_hang:Hang"}}},
+            r"policy Hang: key",
+        ),
+        ({"count": 2, "router": "own_hang:Slow"}, r"own_hang:Slow: route"),
+    ],
+)
+def test_code_of_any_pool_and_of_a_router_that_never_ends_is_ended_by_name(
+    tmp_path, monkeypatch, cluster, told
+):
+    (tmp_path / "own_hang.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SCHEDLAB_PLAN_LIMIT_S", "0.1")
+    spec = make_spec({**SPEC, "cluster": cluster})
+    with pytest.raises(PolicyError, match=rf"{told}\(\) has run for more than 0.1 s; .*own_hang"):
+        run(spec)
+
+
+def test_timer_of_the_caller_goes_on_when_a_fence_is_left():
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 1000.0, 7.0)
+    try:
+        with fence._watched(set(), None, 4.0):
+            assert signal.getitimer(signal.ITIMER_REAL)[1] == 2.0
+        left_s, every_s = signal.getitimer(signal.ITIMER_REAL)
+        assert 900 < left_s <= 1000
+        assert every_s == 7.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
