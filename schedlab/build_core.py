@@ -71,8 +71,11 @@ def _install(built: Path, folder: Path) -> None:
     lines = [f"mypyc {metadata.version('mypy')}"]
     lines += [f"{core.checksum(module)} {module}" for module in core.MODULES]
     (folder / core.MANIFEST).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    new = core.FOLDER.with_name(f"{core.FOLDER.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(folder, new)
     shutil.rmtree(core.FOLDER, ignore_errors=True)
-    shutil.copytree(folder, core.FOLDER)
+    new.rename(core.FOLDER)
 
 
 if __name__ == "__main__":

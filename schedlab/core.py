@@ -103,6 +103,9 @@ def why_not() -> str | None:
         return "it is not built; run: make core" if is_checkout else "this wheel brings none"
     if not library(GROUP).exists():
         return f"it is built for another Python, not {sys.implementation.cache_tag}"
+    gone = [name for name in MODULES if not library(f"schedlab.{name}").exists()]
+    if gone:
+        return f"{', '.join(gone[:3])} of it are gone; run: make core"
     made_of: dict[str, str] = {}
     for line in manifest.read_text(encoding="utf-8").splitlines()[1:]:
         made, module = line.split()

@@ -8,7 +8,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,8 +165,12 @@ class MeasuredRuns:
             else None,
         }
         write_text(new / _ABOUT, json.dumps(about) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            folder.rename(old)  # removed when the new one is there: a kill loses neither
         new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
 
     def describe(self) -> str:
         """Say in a few words what is kept."""

@@ -45,9 +45,21 @@ def test_core_built_for_another_python_is_not_used(folder):
     assert core.why_not() == (f"it is built for another Python, not {sys.implementation.cache_tag}")
 
 
+def write_libraries(folder):
+    for name in (core.GROUP, *(f"schedlab.{module}" for module in core.MODULES)):
+        core.library(name).touch()
+
+
+def test_core_of_which_modules_are_gone_is_not_used(folder):
+    write_manifest(folder)
+    write_libraries(folder)
+    core.library("schedlab.sim.core.step").unlink()
+    assert core.why_not() == "sim.core.step of it are gone; run: make core"
+
+
 def test_core_of_this_source_is_used(folder):
     write_manifest(folder)
-    core.library(core.GROUP).touch()
+    write_libraries(folder)
     assert core.why_not() is None
     core.choose()
     assert core.running() == "compiled (mypyc 1.0)"
@@ -59,7 +71,7 @@ def test_core_of_this_source_is_used(folder):
 
 def test_core_of_older_source_is_refused_by_name_with_a_warning(folder):
     write_manifest(folder, **{"sim.core.step": "00000000"})
-    core.library(core.GROUP).touch()
+    write_libraries(folder)
     with pytest.warns(
         RuntimeWarning, match=r"Python core runs.*not made of sim\.core\.step as now"
     ):
@@ -88,7 +100,7 @@ def test_python_core_asked_for_runs_whatever_is_built(folder, monkeypatch):
 
 def test_compiled_core_is_given_up_before_it_is_imported_and_not_after(folder, monkeypatch):
     write_manifest(folder)
-    core.library(core.GROUP).touch()
+    write_libraries(folder)
     core.choose()
     with pytest.raises(ImportError, match="start Python with SCHEDLAB_CORE=python"):
         core.use_python()
