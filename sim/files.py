@@ -85,7 +85,7 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> target.read_text()
     'whole'
     """
-    if not path.name:  # "." or "/"
+    if not path.name or path.is_dir():  # "." or "/"; found before the rename, and before all others
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -16,7 +16,7 @@ from schedlab.experiments.results.results_folder import (
     tidy_up_after_the_killed,
 )
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import replacing
+from schedlab.sim.files import replacing, write_texts
 
 
 def write(folder, text):
@@ -72,6 +72,15 @@ def test_file_that_a_full_disk_has_no_room_for_is_named_as_it_was_to_be(
     with pytest.raises(OSError, match=re.escape(told)):
         fill_the_disk()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_belong_together_stay_as_they_were_where_one_cannot_be_written(tmp_path):
+    (tmp_path / "second").mkdir()
+    (tmp_path / "first").write_text("old")
+    with pytest.raises(IsADirectoryError, match="second"):
+        write_texts(tmp_path, {"first": "new", "second": "new"})
+    assert (tmp_path / "first").read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second"}
 
 
 def test_replacing_folder_accepts_an_empty_folder(tmp_path):
