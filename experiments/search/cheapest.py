@@ -19,6 +19,7 @@ from schedlab.experiments.statistics import (
     with_interval,
 )
 from schedlab.experiments.sweeps.runs import Runs
+from schedlab.sim.sums import in_order
 
 _S_PER_HOUR = 3600.0
 
@@ -113,7 +114,9 @@ def cheapest(spec: ExperimentSpec, found: Sequence[Found], runs: Runs) -> Cheape
         constraint.metric: estimate([float(one[constraint.metric]) for one in metrics])
         for constraint in constraints
     }
-    holds = all(sum(constraint.excess(one) for one in metrics) <= 0 for constraint in constraints)
+    holds = all(
+        in_order(constraint.excess(one) for one in metrics) <= 0 for constraint in constraints
+    )
     price = estimate([usd_per_hour(one) for one in metrics])
     said = ", ".join(f"{name} {with_interval(*value)}" for name, value in measured.items())
     lines = [

@@ -8,6 +8,7 @@ from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.drive.offer import cached_tokens, column, loads
 from schedlab.sim.request import Request
+from schedlab.sim.sums import in_order
 
 
 @register("dynamo")
@@ -73,7 +74,7 @@ class Dynamo(Router):
 
     def _by_shares(self, shares: Sequence[float]) -> int:
         """Draw a place in proportion to its share."""
-        left = float(self.rng.random()) * sum(shares)
+        left = float(self.rng.random()) * in_order(shares)
         for place, share in enumerate(shares):
             left -= share
             if left < 0:

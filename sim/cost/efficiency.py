@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.gpus import Gpu, gpu, gpu_names
+from schedlab.sim.sums import in_order
 
 Kernel = TypeVar("Kernel")
 
@@ -318,7 +319,7 @@ def _mean(kernels: Sequence[Kernel]) -> Kernel:
         return kernels[0]
     first = kernels[0]
     means = {
-        f.name: sum(getattr(kernel, f.name) for kernel in kernels) / len(kernels)
+        f.name: in_order(getattr(kernel, f.name) for kernel in kernels) / len(kernels)
         for f in fields(first)  # type: ignore[arg-type]  # dataclasses all
     }
     if "query_block" in means:  # it has no mean: most kernels' own
