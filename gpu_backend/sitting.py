@@ -152,7 +152,9 @@ class _Running:
         if how is None:
             return None
         self.kill()
-        print(self._log.read_text(encoding="utf-8")[-_SHOWN_CHARS:], flush=True)
+        # A piece that was killed may have ended in the midst of a character.
+        told = self._log.read_text(encoding="utf-8", errors="replace")
+        print(told[-_SHOWN_CHARS:], flush=True)
         return f"{how}, {time.monotonic() - self._begun_s:.0f} s"
 
     def _go_on(self) -> str | None:
