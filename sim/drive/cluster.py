@@ -75,7 +75,7 @@ def simulate_cluster(
     router : Router
         Says which engine a request goes to when it arrives.
     arrivals : iterable of Arrival
-        In order of `ready_ns`; read lazily, one ahead.
+        In order of `ready_ns`; read lazily, one ahead, but for a router that looks at no engine.
     max_concurrency : int, optional
         Closed loop: at most so many requests (or sessions) in flight on all engines together; see
         `simulate`.
