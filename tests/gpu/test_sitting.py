@@ -37,7 +37,9 @@ from pathlib import Path
 name, how, folder = sys.argv[1:]
 print("begun", name, flush=True)
 Path(folder, name + ".txt").write_text(name)
-if how == "hang":
+if how == "hang":  # in the midst of a character
+    sys.stdout.buffer.write("\u2500".encode()[:2])
+    sys.stdout.flush()
     time.sleep(60)
 while how == "meet" and len([*Path(folder).glob("*.txt")]) < 2:
     time.sleep(0.02)
