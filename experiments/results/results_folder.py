@@ -17,6 +17,9 @@ from schedlab.sim.files import raise_as_called, read_json_object, write_text
 MARKER = ".schedlab.json"
 """Lists what schedlab wrote into a folder: such a folder, and nothing else in it, is replaced."""
 
+SWEEP_FILE = ".schedlab-sweep.json"
+"""Marks a folder that a sweep adds to: it is never replaced."""
+
 
 def check_replaceable(folder: Path) -> None:
     """Make sure that writing results into `folder` destroys nothing else.
@@ -49,6 +52,8 @@ def check_replaceable(folder: Path) -> None:
         others = next((one for one in inside if one != folder and (one / MARKER).exists()), None)
         if others is not None:
             told = f"other results, in {others.relative_to(folder)}, which"
+        elif SWEEP_FILE in strangers:
+            told = "the points of a sweep, which"
         else:
             told = f"{strangers[0]}, which is no result of schedlab; it"
         raise SpecError(f"{folder} holds {told} would be lost: choose another folder with -o")

@@ -34,9 +34,9 @@ def point_hash(spec: ExperimentSpec) -> str:
     -------
     str
         SHA-256 (hex) over `spec_hash` (every key, defaults included, but for the name; of files
-        what they contain), `code_version`, the versions of schedlab, Python, NumPy, SciPy and SimPy, and
-        the source of what is given as ``module:Class`` with the modules of their own they import, as
-        they were loaded.
+        what they contain), `code_version`, the versions of schedlab, Python, NumPy, SciPy and
+        SimPy, and the source of what is given as ``module:Class`` with the modules of their own
+        they import, as they were loaded.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schedlab.experiments.results.point_folder import PointMetrics, content_hash_of, read_point
-from schedlab.experiments.results.results_folder import tidy_up_after_the_killed
+from schedlab.experiments.results.results_folder import SWEEP_FILE, tidy_up_after_the_killed
 from schedlab.experiments.results.saved_results import POINTS_FILE
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -17,9 +17,6 @@ from schedlab.experiments.specification.sweep import Point, slug
 from schedlab.experiments.sweeps.jobs import Job
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import alone, write_text
-
-SWEEP_FILE = ".schedlab-sweep.json"
-"""Marks a folder that sweeps may add to."""
 
 _LOCK = ".lock"
 

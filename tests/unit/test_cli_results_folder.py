@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from schedlab.experiments.results.results_folder import (
+    SWEEP_FILE,
     _moved,
     add_to_marker,
     check_replaceable,
@@ -102,6 +103,13 @@ def test_check_replaceable_names_other_results_in_a_folder_as_results(tmp_path):
     write(tmp_path / "out" / "deeper" / "one", "2")
     with pytest.raises(SpecError, match="out holds other results, in deeper/one, which would be"):
         check_replaceable(tmp_path / "out")
+
+
+def test_check_replaceable_names_the_points_of_a_sweep_as_such(tmp_path):
+    for name in (".lock", SWEEP_FILE, "notes.txt"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(SpecError, match="holds the points of a sweep, which would be lost: choose"):
+        check_replaceable(tmp_path)
 
 
 def test_check_replaceable_refuses_files_and_links_to_nothing(tmp_path):
