@@ -174,6 +174,26 @@ def test_simulation_of_recorded_drafts_takes_the_steps_of_the_device(tmp_path, l
     ]
 
 
+def test_last_verification_of_an_answer_tells_of_what_was_accepted_behind_its_end():
+    config = replace(CONFIG, num_speculative_tokens=3)
+
+    def verified(output_tokens):
+        work = [
+            Arrival(Request(id=0, arrival_ns=0, prompt_tokens=9, max_tokens=60), output_tokens, 0)
+        ]
+        executor = speculating(config)
+        served(executor, config, arrivals=work)
+        return executor.drafts[0]
+
+    whole, came, cut_short = verified(60), 1, 0
+    for i, (_, accepted) in enumerate(whole[:-1]):
+        # One that ends at the first token of a verification is verified like one that goes on.
+        assert verified(came + 1) == whole[: i + 1]
+        came += accepted + 1
+        cut_short += accepted > 0
+    assert cut_short > 2
+
+
 def test_requests_with_drafts_that_are_swapped_to_a_tier_go_on_where_they_were():
     work = requests(gap_ns=900)
     plain = TorchExecutor(
