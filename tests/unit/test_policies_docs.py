@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from schedlab.policies import registry
-from schedlab.testing import POLICY_LAWS
+from schedlab.policies.routers import registry as routers
+from schedlab.testing import POLICY_LAWS, check_cost_model
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -53,6 +54,22 @@ def test_policies_document_lists_every_policy_and_knob():
             known |= knob in shared and "those of `static`" in rows[name]
             known |= "those of `wait`" in rows[name]
             assert known, f"docs/policies.md does not name {knob} of {name}"
+
+
+def test_readme_counts_policies_and_routers_as_there_are():
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"lists the {len(registry.names())} that are there" in text
+    assert len(routers.names()) == 20
+    assert "behind one of twenty routers" in text
+
+
+def test_documented_cost_model_keeps_the_laws():
+    text = (DOCS / "cost-models.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(# my_costs.py.*?)```", text, re.S)
+    module = types.ModuleType("my_costs")
+    exec(compile(code, "cost-models.md", "exec"), module.__dict__)
+    (name,) = re.findall(r"name: my_costs:(\w+)", code)
+    check_cost_model(getattr(module, name))
 
 
 def test_policies_document_tells_who_needs_a_prediction():
