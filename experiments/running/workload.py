@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,11 @@ def _source(workload: Workload, seed: int) -> Trace:
             f"{len(trace):,} (resample: true draws rows with replacement)"
         )
     return trace.head(wanted)
+
+
+def is_too_short(error: str) -> bool:
+    """Say whether a point ended with this error since its trace has not so many requests."""
+    return re.match(r"workload\.num_requests: [\d,]+ asked for, but ", error) is not None
 
 
 def _lengths(spec: ExperimentSpec, trace: Trace) -> Trace:

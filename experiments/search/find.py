@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from schedlab.experiments.analysis.rate_curves import SATURATED, is_saturated
 from schedlab.experiments.results.tables import Row
+from schedlab.experiments.running.workload import is_too_short
 from schedlab.experiments.search.bracket import Bracket, Probe, Search, bracket
 from schedlab.experiments.search.constraints import (
     Constraint,
@@ -58,6 +59,8 @@ _WIDEST = 0.1
 MOST_DOUBLINGS = 4
 """Of the length of runs, until an answer no longer depends on it."""
 
+_CANNOT_RUN = "cannot run: "
+
 _LONGER = f"{_LENGTH}={{}}"
 """How an experiment asks for runs of so many requests."""
 
@@ -82,7 +85,7 @@ class Found:
         Requests of a run behind the answer; None for a whole trace.
     settled : bool or None
         Whether it stayed when runs became twice as long, with an interval that is narrow enough and
-        five seeds or more; None if that was not tried.
+        five seeds or more, and no longer run failed; None if that was not tried.
     """
 
     label: str
@@ -172,13 +175,32 @@ def find_all(
     SchedlabError
         If a run of every setting fails.
     """
+    found, failed = find_each(todo, asked, runs, near)
+    if len(failed) == len(found):
+        check(failed)
+    return found
+
+
+def find_each(
+    todo: Sequence[Point],
+    asked: Find,
+    runs: Runs,
+    near: Mapping[str, Sequence[float]] | None = None,
+) -> tuple[list[Found], list[Done]]:
+    """Search as `find_all`, and raise no error though a run of every setting fails.
+
+    Returns
+    -------
+    list of Found
+        One a setting, in order.
+    list of Done
+        The first failure of each setting that has one.
+    """
     constraints = constraints_of(asked.at_most, asked.at_least)
     groups: dict[Setting, list[int]] = {}
     for i, point in enumerate(todo):
         groups.setdefault(_setting(point), []).append(i)
     brackets, failed = _search_all(todo, asked, constraints, runs, near or {})
-    if len(failed) == len(groups):
-        check(list(failed.values()))
     answered = [i for i in range(len(todo)) if _setting(todo[i]) not in failed]
     answers = [_point(todo[i], asked, brackets[i].value) for i in answered]
     at_answer = dict(zip(answered, (point.metrics for point in runs.points(answers)), strict=True))
@@ -187,14 +209,14 @@ def find_all(
         first = todo[members[0]]
         length = first.spec.workload.num_requests
         if setting in failed:
-            error = f"cannot run: {failed[setting].error}"
+            error = f"{_CANNOT_RUN}{failed[setting].error}"
             found.append(Found(first.label, (), (), (), error, length))
             continue
         of = tuple(brackets[i] for i in members)
         metrics = tuple(at_answer[i] for i in members)
         remarks = _remarks(constraints, of, metrics, is_part=first.spec.measure is not None)
         found.append(Found(first.label, of, metrics, tuple(remarks), "", length))
-    return found
+    return found, list(failed.values())
 
 
 def settled(
@@ -228,39 +250,43 @@ def settled(
     list of Found
         Those of the longest runs, with a remark on the way there.
     """
-    history = [find_all(todo(length), asked, runs)]
+    ways = [[one] for one in find_all(todo(length), asked, runs)]
+    ended: dict[int, str] = {}
     for _ in range(MOST_DOUBLINGS):
-        reached = {one.label: one.values for one in history[-1] if _is_answer(one)}
-        if length is None or not reached:
+        going = [i for i, way in enumerate(ways) if not way[-1].error and i not in ended]
+        if length is None or not any(_is_answer(ways[i][-1]) for i in going):
             break
         length *= 2
-        try:
-            history.append(_longer(todo(length), history[-1], asked, runs, reached))
-        except SchedlabError:
-            break  # a trace file that is not so long
-        pairs = zip(history[-2], history[-1], strict=True)
+        again = _longer(todo, length, [ways[i][-1] for i in going], asked, runs)
+        for i, one in zip(going, again, strict=True):
+            if isinstance(one, str):
+                ended[i] = one
+            else:
+                ways[i].append(one)
+        pairs = [ways[i][-2:] for i in going if i not in ended]
         if all(_suffices(one, other, asked.tolerance) for one, other in pairs):
             break
-    if len(history) == 1:
-        return history[0]
     return [
-        _with_its_way(of, asked.tolerance, longer) if _is_answer(of[-1]) else of[-1]
-        for of in zip(*history, strict=True)
+        _with_its_way(way, asked.tolerance, longer, ended.get(i, "")) for i, way in enumerate(ways)
     ]
 
 
 def _longer(
-    todo: Sequence[Point],
+    todo: Callable[[int | None], Sequence[Point]],
+    length: int,
     before: Sequence[Found],
     asked: Find,
     runs: Runs,
-    reached: Mapping[str, Sequence[float]],
-) -> list[Found]:
-    """Search again near the answers; a setting that failed is not run again."""
-    failed = {one.label for one in before if one.error}
-    again = find_all([p for p in todo if p.label not in failed], asked, runs, reached)
-    rest = iter(again)
-    return [one if one.error else next(rest) for one in before]
+) -> list[Found | str]:
+    """Search settings again near their answers; say why, where a run of so many requests fails."""
+    labels = {one.label for one in before}
+    reached = {one.label: one.values for one in before if _is_answer(one)}
+    try:
+        again = [point for point in todo(length) if point.label in labels]
+        found, _ = find_each(again, asked, runs, reached)
+    except SchedlabError as error:  # no such experiment, or workers that raise
+        return [str(error)] * len(before)
+    return [one.error.removeprefix(_CANNOT_RUN) or one for one in found]
 
 
 def _is_answer(one: Found) -> bool:
@@ -274,13 +300,19 @@ def _suffices(one: Found, other: Found, tolerance: float) -> bool:
     return suffices(one.value, other.value, tolerance, len(other.brackets))
 
 
-def _with_its_way(of: Sequence[Found], tolerance: float, longer: str) -> Found:
-    """Return the last answer of a setting with how it depends on the length of a run."""
-    last = of[-1]
-    path = [(one.num_requests, one.value) for one in of]
+def _with_its_way(way: Sequence[Found], tolerance: float, longer: str, failed: str) -> Found:
+    """Return the last answer of a setting with how it depends on the length of a run.
+
+    A run that failed makes it doubtful, unless only the trace is not so long.
+    """
+    last = way[-1]
+    is_doubtful = bool(failed) and not is_too_short(failed)
+    if not is_doubtful and (len(way) == 1 or not _is_answer(last)):
+        return last
+    path = [(one.num_requests, one.value) for one in way]
     num_seeds = len(last.brackets)
-    settled = num_seeds >= LEAST_SEEDS and _suffices(of[-2], last, tolerance)
-    told = told_way(path, tolerance, num_seeds, longer)
+    told = told_way(path, tolerance, num_seeds, longer, failed if is_doubtful else "")
+    settled = not is_doubtful and num_seeds >= LEAST_SEEDS and _suffices(way[-2], last, tolerance)
     return replace(last, remarks=(told, *last.remarks), settled=settled)
 
 
@@ -314,24 +346,30 @@ def told_way(
     tolerance: float,
     num_seeds: int,
     longer: str = _LONGER,
+    failed: str = "",
 ) -> str:
     """Say how an answer depends on the length of a run, and whether it has settled.
 
     Parameters
     ----------
     path : sequence of (int or None, Estimate)
-        Requests of a run and what came out, from short to long; two at least.
+        Requests of a run and what came out, from short to long; two at least, or one and why there
+        is no other.
     tolerance : float
         The share by which it may move and has settled.
     num_seeds : int
         How many the answer is a mean of; of fewer than five none has settled.
     longer : str
         How one asks for runs of so many requests, with ``{}`` for the number.
+    failed : str
+        Why a run of twice the requests of the longest ended with an error, if one did.
     """
     way = ", ".join(f"{one.mean:.4g} with {length}" for length, one in path)
+    told = f"by requests a run: {way}; "
+    if failed:
+        return f"{told}NOT SETTLED: a run with {2 * (path[-1][0] or 0)} fails: {failed}"
     (_, before), (length, after) = path[-2:]
     moved = percent(after.mean / before.mean - 1.0, signed=True) if before.mean else "from 0"
-    told = f"by requests a run: {way}; "
     goes_on = f"{longer.format(2 * (length or 0))} goes on from there"
     moves = f"the last doubling moved it by {moved}"
     if not stays(before, after, tolerance):
@@ -368,8 +406,14 @@ def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
     changes = corrected([paired_change(one.values, first.values) for one in known])
     return [
         verdict(one.label, first.label, asked.key, change, not asked.least)
+        + _lengths(one.num_requests, first.num_requests)
         for one, change in zip(known, changes, strict=True)
     ]
+
+
+def _lengths(one: int | None, other: int | None) -> str:
+    """Say that answers are of runs of different length, as where longer ones of a setting fail."""
+    return "" if one == other else f" (runs of {one} against {other} requests)"
 
 
 Setting = tuple[str, ...]

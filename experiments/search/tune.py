@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from schedlab.experiments.running.workload import is_too_short
 from schedlab.experiments.search.constraints import (
     Metrics,
     constraints_of,
@@ -15,7 +16,7 @@ from schedlab.experiments.search.constraints import (
     untold,
     with_values,
 )
-from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, suffices, told_way
+from schedlab.experiments.search.find import MOST_DOUBLINGS, find_each, suffices, told_way
 from schedlab.experiments.search.integers import takes_integers
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
@@ -257,7 +258,7 @@ def evaluate(
     if not expanded:
         return []
     if is_key(asked.goal):
-        found = find_all(expanded, _as_find(asked), runs)
+        found, _ = find_each(expanded, _as_find(asked), runs)
         # Within them by construction, but for a setting that breaks one at the least value.
         return [
             one.error.removeprefix("cannot run: ")
@@ -345,29 +346,33 @@ def _settled(
     """Run settings with ever more requests until their goals stay; say how the first moved."""
     length = fresh.workload.num_requests
     history: list[tuple[int | None, list[Trial]]] = []
+    failed = ""
     for _ in range(MOST_DOUBLINGS + 1):
         spec = fresh if length is None else with_values(fresh, {"workload.num_requests": length})
         best, *given = settings
         there = [(best, with_values(spec, {key: _plain(value) for key, value in best.items()}))]
         try:
             found = evaluate([*there, *((own, spec) for own in given)], asked, runs)
-        except SchedlabError:
+        except SchedlabError as error:
             if not history:
                 raise
+            failed = str(error)
             break
-        failed = [one for one in found if isinstance(one, str)]
-        if failed and history:
-            break  # a trace file that is not so long
+        failed = next((one for one in found if isinstance(one, str)), "")
+        if failed and not history:
+            raise SchedlabError(failed)
         if failed:
-            raise SchedlabError(failed[0])
+            break
         history.append((length, [one for one in found if isinstance(one, Trial)]))
         if not asked.settle or length is None or _all_stay(history):
             break
         length *= 2
-    if len(history) < 2:
+    if is_too_short(failed):
+        failed = ""
+    if len(history) < 2 and not failed:
         return history[-1][1], ""
     path = [(n, trials[0].goal) for n, trials in history]
-    way = told_way(path, _SETTLED, len(history[-1][1][0].goals))
+    way = told_way(path, _SETTLED, len(history[-1][1][0].goals), failed=failed)
     return history[-1][1], f"the best {way} (settings were tried with {history[0][0]})"
 
 

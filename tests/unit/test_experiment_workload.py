@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from schedlab.experiments.running.workload import load_workload
+from schedlab.experiments.running.workload import is_too_short, load_workload
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError, TraceError
 
@@ -35,8 +35,12 @@ def test_rows_of_a_file_come_at_their_times_or_a_scale_of_them(loaded):
     assert rows(loaded(slice=[1, 4])) == [(0, 20, 2), (2, 30, 3)]
     assert [at for at, *_ in rows(loaded(rate_scale=2))] == [0, 0.5, 1.5, 3]
     assert [at for at, *_ in rows(loaded(request_rate="inf"))] == [0, 0, 0, 0]
-    with pytest.raises(SpecError, match=r"num_requests: 5 asked for, but .*four.csv has 4 "):
+    with pytest.raises(
+        SpecError, match=r"num_requests: 5 asked for, but .*four.csv has 4 "
+    ) as told:
         loaded(num_requests=5)
+    assert is_too_short(str(told.value))
+    assert not is_too_short("no request arrives in 9..10 s")
 
 
 def test_rows_drawn_at_random_are_whole_and_come_when_the_rate_says(loaded):

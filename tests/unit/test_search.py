@@ -50,7 +50,7 @@ from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.policies import registry
-from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.errors import PolicyError, SchedlabError, SpecError
 
 
 def searched(
@@ -604,13 +604,19 @@ def test_tune_that_makes_no_sense_raises(section, message):
         spec(tune=section)
 
 
+NOT_SO_LONG = "workload.num_requests: 240 asked for, but trace.csv has 200 (resample: true draws)"
+
+
 class Lengths:
-    """Stands for runs: latency grows with rate and with the length of a run, and static fails."""
+    """Stands for runs: latency grows with rate and with the length of a run, and static fails.
+
+    So do runs that are longer than the longest, as where the trace ends there.
+    """
 
     cost_models = ()
 
-    def __init__(self, grows=1.0, longest=10**9):
-        self.grows, self.longest = grows, longest
+    def __init__(self, grows=1.0, longest=10**9, why=NOT_SO_LONG):
+        self.grows, self.longest, self.why = grows, longest, why
         self.lengths = []
         self.failed_lengths = set()
 
@@ -628,7 +634,7 @@ class Lengths:
             self.failed_lengths.add(length)
             return Done(job, 0.0, "static does not run here")
         if length > self.longest:
-            return Done(job, 0.0, "the trace has not so many rows")
+            return Done(job, 0.0, self.why)
         rate = one.workload.request_rate
         p99_ms = 100 * rate * (1 + self.grows * math.log2(length / 60))
         metrics = {"p99_ttft_ms": p99_ms, "offered_request_rate": rate, "request_throughput": rate,
@@ -684,6 +690,7 @@ def of_length(label, answer, length):
         ({"a": ["below"], "b": ["it broke"]}, [10]),
         ({"a": [1.0, 2.0, 3.0, 3.0], "b": [5.0, "it broke"]}, [10, 20, 40, 80]),
         ({"a": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]}, [10, 20, 40, 80, 160]),
+        ({"a": [1.0, "it broke"]}, [10, 20]),
         ({"a": [1.0, 2.0, None]}, [10, 20]),  # there are no longer runs
         ({"a": [1.0, None]}, [10]),
     ],
@@ -693,16 +700,16 @@ def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_befo
 ):
     asked = []
 
-    def find_all(todo, find_spec, runs, near=None):
+    def find_each(todo, find_spec, runs, near=None):
         length, labels = todo[0].length, [one.label for one in todo]
         step = round(math.log2(length / 10))
         found = {label: answers[label][min(step, len(answers[label]) - 1)] for label in labels}
         if None in found.values():
-            raise SchedlabError("so many rows there are not")
+            raise SchedlabError(NOT_SO_LONG)
         asked.append((length, labels, near))
-        return [of_length(label, answer, length) for label, answer in found.items()]
+        return [of_length(label, answer, length) for label, answer in found.items()], []
 
-    monkeypatch.setattr(finding, "find_all", find_all)
+    monkeypatch.setattr(finding, "find_each", find_each)
     found = finding.settled(
         lambda length: [SimpleNamespace(label=label, length=length) for label in answers],
         10,
@@ -721,7 +728,13 @@ def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_befo
     for one in found:
         came = answers[one.label]
         last = [a for a in came if a is not None][: len(lengths)][-1]
-        if isinstance(last, str):
+        num = came.index("it broke") if "it broke" in came else len(lengths)
+        if 0 < num < len(lengths):  # it has the answer of the longest runs it could have
+            assert (one.values, one.num_requests) == ([came[num - 1]] * 5, lengths[num - 1])
+            failed = f"a run with {lengths[num]} fails: it broke"
+            assert one.remarks[0].endswith(f"NOT SETTLED: {failed}")
+            assert one.settled is False
+        elif isinstance(last, str):
             assert (one.error or one.bound) == last
             assert one.settled is None
         elif len(lengths) == 1:
@@ -746,8 +759,8 @@ def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_befo
         (10, True, [(5.0, 3.0), (4.0, 3.0), (4.0, 3.0)], [10, 20, 40]),
         (10, True, [(5.0, 3.0), (5.0, 4.0), (5.0, 4.0)], [10, 20, 40]),  # both have to stay
         (10, True, [(float(n), 3.0) for n in range(1, 9)], [10, 20, 40, 80, 160]),
-        (10, True, [(5.0, 3.0), (4.0, 3.0), "not so long"], [10, 20]),
-        (10, True, [(5.0, 3.0), SchedlabError("not so long")], [10]),
+        (10, True, [(5.0, 3.0), (4.0, 3.0), NOT_SO_LONG], [10, 20]),
+        (10, True, [(5.0, 3.0), SchedlabError(NOT_SO_LONG)], [10]),
         (10, False, [(5.0, 3.0)], [10]),
         (None, True, [(5.0, 3.0)], [None]),
     ],
@@ -948,6 +961,78 @@ def test_tune_doubles_the_runs_of_its_winner_until_they_stay(grows, longest, pat
 def test_find_of_a_short_trace_keeps_what_it_has():
     (one,) = find(spec(**LIMITED), Lengths(0.3, longest=120))
     assert one.num_requests == 120
+    assert one.remarks[0].startswith("by requests a run: 9.886 with 60, 7.623 with 120; NOT")
+    (one,) = find(spec(**LIMITED), Lengths(0.3, longest=60))
+    assert (one.num_requests, one.settled) == (60, None)
+    assert not [remark for remark in one.remarks if "by requests a run" in remark]
+
+
+@pytest.mark.parametrize(
+    ("longest", "path"), [(60, "9.886 with 60"), (120, "9.886 with 60, 7.623 with 120")]
+)
+@pytest.mark.parametrize("raising", [False, True])
+def test_find_whose_longer_runs_fail_keeps_its_answer_and_says_that_it_has_not_settled(
+    longest, path, raising
+):
+    class Raising(Lengths):
+        """Stands for runs that end it all with their first error."""
+
+        def tried(self, wanted):
+            done = super().tried(wanted)
+            for one in done:
+                if isinstance(one, Done):
+                    raise PolicyError(one.error)
+            return done
+
+    runs = (Raising if raising else Lengths)(0.3, longest, why="policy b broke")
+    (one,) = find(spec(**LIMITED, replications=5), runs)
+    assert (one.error, one.num_requests, one.settled) == ("", longest, False)
+    why = f"a run with {2 * longest} fails: policy b broke"
+    assert one.remarks[0] == f"by requests a run: {path}; NOT SETTLED: {why}"
+
+
+def test_setting_whose_longer_runs_fail_does_not_keep_the_others_from_settling(monkeypatch):
+    runs = Lengths(0.0)
+    short = Lengths(0.0, 60, why="policy sjf broke")
+    monkeypatch.setattr(
+        runs, "_one", lambda one, label: (
+            Lengths._one(short if one.policy.name == "shortest_prompt" else runs, one, label)
+        ),
+    )  # fmt: skip
+    swept = {"policy": ["fcfs", "shortest_prompt"]}
+    fine, failed = find(spec(**LIMITED, replications=5, sweep=swept), runs)
+    assert (fine.num_requests, fine.settled, failed.num_requests) == (120, True, 60)
+    assert failed.values == fine.values
+    assert failed.remarks[0].endswith("NOT SETTLED: a run with 120 fails: policy sjf broke")
+    (told,) = verdicts(Find(maximize="workload.request_rate", at_most={"x": 1}), [fine, failed])
+    assert told.endswith(" (runs of 60 against 120 requests)")
+
+
+@pytest.mark.parametrize(
+    ("longest", "why", "said"),
+    [
+        (60, NOT_SO_LONG, None),
+        (60, "it broke", "100 with 60; NOT SETTLED: a run with 120 fails: it broke"),
+        (120, "it broke", "100 with 60, 130 with 120; NOT SETTLED: a run with 240 fails: it broke"),
+    ],
+)
+def test_tune_whose_longer_runs_fail_says_so_unless_the_trace_is_short(longest, why, said):
+    section = {"maximize": "output_throughput", "over": {"engine.max_num_seqs": [8, 16]}}
+    asked = spec(
+        tune={**section, "levels": 2, "tolerance": 5.0},
+        workload={**WORKLOAD, **ONE_A_SECOND},
+        replications=5,
+    )
+    found = tuning.tune(asked, Lengths(0.3, longest, why))
+    told = [text for text in found.remarks if "by requests a run" in text]
+    way = f"the best by requests a run: {said} (settings were tried with 60)"
+    assert told == ([] if said is None else [way])
+
+
+def test_settings_by_a_key_that_all_fail_are_told_one_by_one():
+    asked = tuning_of(maximize="workload.request_rate", at_most={"p99_ttft_ms": 900.0})
+    runs = Lengths(longest=1, why="no room")
+    assert tuning.evaluate(settings_of(8, 9), asked, runs) == ["no room", "no room"]
 
 
 def test_find_that_is_not_to_settle_takes_the_first_answer():
@@ -1410,15 +1495,16 @@ def test_settings_by_the_largest_value_of_a_key_are_searched_for_it(monkeypatch)
 
     def found(points, find, runs):
         told.append(([point.spec.seed for point in points], find, runs))
-        return [
+        answers = [
             SimpleNamespace(error="", values=[2.0, 3.0], bound=""),
             SimpleNamespace(error="", values=[0.5, 0.5], bound="below"),
             SimpleNamespace(error="", values=[9.0, 9.0], bound="above"),
             SimpleNamespace(error="cannot run: no room", values=[], bound=""),
             SimpleNamespace(error="", values=[4.0, 4.0], bound="at least"),
         ]
+        return answers, []
 
-    monkeypatch.setattr(tuning, "find_all", found)
+    monkeypatch.setattr(tuning, "find_each", found)
     trials = tuning.evaluate(settings_of(8, 9, 10, 11, 12), asked, "runs")
     assert [(one.goals, one.excess, one.least) for one in trials[:3]] == [
         ((2.0, 3.0), (0.0,), False), ((0.5, 0.5), (1.0,), False), ((9.0, 9.0), (0.0,), False),
