@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedlab.experiments.sweeps.jobs import Done, Job, run_job, run_point
@@ -71,6 +72,10 @@ class InProcess:
         """Run all jobs; yield each as it ends, well or not."""
         for job in jobs:
             yield self._run(job, self._progress and partial(self._progress, job))
+
+
+_starting = threading.Lock()
+"""Held by the thread that begins a process: what is as the process needs it, is so for all."""
 
 
 class _Worker(NamedTuple):
@@ -145,10 +150,25 @@ def _start() -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, list(sys.path)), daemon=True)
-    with _environment(ONE_THREAD), _interrupts_held():
+    with _starting, _environment(ONE_THREAD), _without_main(), _interrupts_held():
         process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let processes that begin meanwhile not run the script of this one once more.
+
+    They would begin processes themselves where it does not ask for its ``__name__``. Jobs need
+    nothing of it: classes that are defined there run in this very process.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -310,6 +310,35 @@ def test_policy_in_a_script_runs_but_is_not_swept_into_a_folder(tmp_path):
     assert "put it into a module" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "runs",
+    [
+        "results = sl.run(small, jobs=2, replications=2)",
+        "from pathlib import Path\n"
+        "from schedlab.experiments.sweeps.store import Store\n"
+        "from schedlab.experiments.sweeps.sweep_all import sweep_all\n"
+        "from schedlab.experiments.sweeps.workers import Processes\n"
+        "with Processes(2) as two:\n"
+        "    results = sweep_all(sl.spec(small, replications=2), Store(Path('out')), two).results",
+    ],
+)
+def test_script_without_a_main_guard_runs_its_jobs_and_is_run_once(tmp_path, runs):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import schedlab as sl\n"
+        "print('begins')\n"
+        f"small = dict(workload={WORKLOAD | {'request_rate': 4}!r})\n"
+        f"{runs}\n"
+        "print(len(results.runs), __name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("begins\n2 __main__\n", "")
+
+
 class Ticks(CostModel):
     """A millisecond a step."""
 
