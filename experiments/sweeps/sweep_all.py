@@ -204,15 +204,21 @@ def run_into(
     Raises
     ------
     SchedlabError
-        If a point is invalid or fails.
+        If a point is invalid or fails: at once, for the others are of no use without it.
     """
+
+    def point_ended(count: int, total: int, timing: TimeEstimate, done: Done | None) -> None:
+        if progress is not None:
+            progress(count, total, timing, done)
+        if done is not None and done.error:
+            check([done])
+
     todo = points(spec)
     if len(todo) > 1:
-        check(sweep_all(spec, Store(folder), workers, progress=progress).failures)
+        sweep_all(spec, Store(folder), workers, progress=point_ended)
     else:
         job = Job(todo[0].spec, point_hash(todo[0].spec), folder, todo[0].label)
-        timing = TimeEstimate([job.label], num_workers=1)
-        check(run_jobs([job], workers, timing, progress))
+        run_jobs([job], workers, TimeEstimate([job.label], num_workers=1), point_ended)
     return read_results(folder)
 
 

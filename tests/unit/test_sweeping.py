@@ -32,7 +32,15 @@ from schedlab.experiments.sweeps.dry_run import describe_plan
 from schedlab.experiments.sweeps.jobs import Done
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
-from schedlab.experiments.sweeps.sweep_all import Plan, Shard, Swept, plan, sweep_all, swept_data
+from schedlab.experiments.sweeps.sweep_all import (
+    Plan,
+    Shard,
+    Swept,
+    plan,
+    run_into,
+    sweep_all,
+    swept_data,
+)
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.experiments.sweeps.workers import InProcess, Processes
 from schedlab.sim import user_modules
@@ -151,6 +159,30 @@ def test_no_more_processes_are_begun_than_there_are_jobs(stand_ins, num_jobs, ex
     with Processes(3) as three:
         assert sorted(done.job for done in three.run(range(num_jobs))) == [*range(num_jobs)]
     assert len(stand_ins[0]) == expected
+
+
+@pytest.mark.parametrize("told", [[], None])
+def test_run_of_several_points_ends_with_the_first_that_fails(tmp_path, told):
+    class Breaking:
+        """Stands for processes, of which the second point breaks."""
+
+        num_workers = 2
+        count = 0
+
+        def run(self, jobs):
+            for self.count, job in enumerate(jobs, start=1):
+                yield Done(job, 1.0, "it broke" if self.count == 2 else None)
+
+    def progress(count, total, timing, done):
+        told.append((count, total, done and done.error))
+
+    workers = Breaking()
+    spec = make_spec({"name": "s", "workload": {"trace": "fixed", "num_requests": 3},
+                      "replications": 9, "seed": 4})  # fmt: skip
+    with pytest.raises(SchedlabError, match=r"^s, seed 5: it broke$"):
+        run_into(spec, tmp_path, workers, None if told is None else progress)
+    assert workers.count == 2
+    assert told in (None, [(0, 9, None), (1, 9, None), (2, 9, "it broke")])
 
 
 @pytest.mark.slow
