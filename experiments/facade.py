@@ -168,6 +168,11 @@ def find(
         Where runs are kept.
     jobs : int
         Processes.
+
+    Raises
+    ------
+    SpecError
+        If another process is at work in that folder.
     """
     from schedlab.experiments.search.cheapest import cheapest
     from schedlab.experiments.search.constraints import needs_tables
@@ -183,9 +188,10 @@ def find(
     with tempfile.TemporaryDirectory() as scratch, _workers([asked], jobs) as workers:
         store = Store(Path(folder or scratch), light=not needs_tables(asked))
         runs = Runs(store, workers)
-        found = search(asked, runs)
         assert asked.find is not None
-        best = cheapest(asked, found, runs)
+        with store.lock(""):
+            found = search(asked, runs)
+            best = cheapest(asked, found, runs)
         told = list(best.lines) if best is not None else verdicts(asked.find, found)
         lines = [
             *find_lines(asked, found),

@@ -13,6 +13,7 @@ import pytest
 import schedlab as sl
 from schedlab.experiments.outcomes import Claims, _of_setting
 from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.experiments.sweeps.store import Store
 from schedlab.policies import ContinuousBatching
 from schedlab.policies.static import Static
 from schedlab.sim.cost.cost_model import CostModel
@@ -171,6 +172,17 @@ def test_spec_overrides_merge_into_sections_and_take_dotted_keys():
     spec = sl.spec("quickstart", engine={"max_num_seqs": 8}, **{"workload.num_requests": 7})
     assert (spec.engine.max_num_seqs, spec.engine.max_num_batched_tokens) == (8, 2048)
     assert spec.workload.num_requests == 7
+
+
+@pytest.mark.parametrize("call", [sl.find, sl.sweep], ids=lambda call: call.__name__)
+def test_folder_that_is_at_work_already_is_refused(tmp_path, call):
+    asked = {"workload": WORKLOAD | {"request_rate": 4}}
+    if call is sl.find:
+        asked["find"] = "max workload.request_rate between 1 and 2 subject to p99_ttft_ms <= 1000"
+    store = Store(tmp_path)
+    with store.lock(""), pytest.raises(SpecError, match="another sweep is at work in"):
+        call(asked, folder=tmp_path)
+    assert store.is_empty()
 
 
 @pytest.mark.parametrize("jobs", [0, -1, 1.5, 1e3, True, None, "2"])
