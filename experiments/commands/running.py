@@ -68,7 +68,10 @@ class RayCommand(TyperCommand):
 
 def _is_address(text: str) -> bool:
     """Tell the address of a cluster from the other things a command line holds."""
-    return not (text.startswith("-") or "=" in text or text.endswith((".yaml", ".yml")))
+    from schedlab.experiments.specification.shipped import shipped_experiments
+
+    is_file = text.endswith((".yaml", ".yml"))
+    return not (text.startswith("-") or "=" in text or is_file or text in shipped_experiments())
 
 
 @contextmanager

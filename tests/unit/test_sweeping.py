@@ -643,6 +643,31 @@ def test_ray_without_the_package_says_how_to_get_it(spec_file, monkeypatch):
     assert "schedlab[ray]" in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["quickstart"], "local"),
+        (["tiny.yaml"], "local"),
+        (["auto", "quickstart"], "auto"),
+        (["ray://head:10001", "tiny.yaml", "seed=1"], "ray://head:10001"),
+        (["-q", "quickstart"], "local"),
+    ],
+)
+def test_what_follows_ray_is_its_address_unless_it_is_an_experiment(
+    spec_file, monkeypatch, words, address
+):
+    asked = []
+
+    def choose(jobs, ray):
+        asked.append(ray)
+        raise SpecError("no cluster here")
+
+    monkeypatch.setattr(workers, "choose_workers", choose)
+    done = schedlab("sweep", "-o", "out", "--ray", *words)
+    assert "no cluster here" in done.output
+    assert asked == [address]
+
+
 def a_point(seed):
     return make_spec({"workload": {"trace": "fixed", "num_requests": 3}, "seed": seed})
 
