@@ -28,6 +28,8 @@ class Bucketed(Predictor):
         Number of classes of equal mass, >= 2; of no meaning with `bucket_tokens`.
     accuracy : float
         Share of requests put into the right bucket; the others go to a neighbouring one.
+    latency_s : float
+        Time a prediction takes; the scheduler sees the request that much later.
     bucket_tokens : int or None
         Width of all buckets: the first is of answers below so many tokens; None = equal mass.
     says : {"middle", "lower", "upper"}

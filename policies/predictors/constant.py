@@ -14,6 +14,8 @@ class Constant(Predictor):
     ----------
     tokens : float
         What it always says, > 0.
+    latency_s : float
+        Time a prediction takes; the scheduler sees the request that much later.
     """
 
     def __init__(self, tokens: float = 256.0, latency_s: float = 0.0) -> None:

@@ -30,6 +30,8 @@ class Noisy(Predictor):
         Ties in the true lengths are broken at random.
     factor : float
         Systematic over-estimate (> 1) or under-estimate (< 1).
+    latency_s : float
+        Time a prediction takes; the scheduler sees the request that much later.
     """
 
     emulated = True

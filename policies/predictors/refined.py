@@ -30,6 +30,8 @@ class Refined(Predictor):
         Mean absolute error of a prediction of the tokens left.
     every_tokens : int
         Tokens of an answer after which it is asked again. The engine does not wait for it.
+    latency_s : float
+        Time the prediction from the prompt takes; the scheduler sees the request that much later.
     """
 
     emulated = True

@@ -39,6 +39,10 @@ def check_executor(
         Names of the laws to check; all by default.
     cases : sequence of Case, optional
         The workloads; by default `num_cases` drawn from `seed`.
+    seed : int
+        What the workloads are drawn by.
+    num_cases : int
+        How many are drawn.
 
     Raises
     ------

@@ -49,6 +49,10 @@ def check_policy(
         Names of the laws to check; all by default.
     cases : sequence of Case, optional
         The workloads; by default `num_cases` drawn from `seed`.
+    seed : int
+        What the workloads are drawn by.
+    num_cases : int
+        How many are drawn.
 
     Raises
     ------

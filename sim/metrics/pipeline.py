@@ -36,6 +36,8 @@ def stage_utilization(run: Observation, stage: int) -> float:
 
     Parameters
     ----------
+    run : Observation
+        A finished run.
     stage : int
         Which, counted from 0.
     """
