@@ -175,7 +175,6 @@ def _search_command(
             bool,
             typer.Option("--tables", help="Also keep the requests and steps of every run."),
         ] = False,
-        light: Annotated[bool, typer.Option("--light", hidden=True)] = False,
         quiet: Quiet = False,
         as_json: AsJson = False,
     ) -> None:
@@ -186,10 +185,8 @@ def _search_command(
         spec = load_experiment(spec_file, overrides)
         folder = output or results_folder(spec, name)
         check_backend(spec, jobs, ray)
-        if light and tables:
-            raise SpecError("--light is without what --tables keeps; give one of them")
-        kept_light = not (tables or needs_tables(spec))
-        with opened_runs(folder, choose_workers(jobs, ray), quiet, kept_light) as runs:
+        light = not (tables or needs_tables(spec))
+        with opened_runs(folder, choose_workers(jobs, ray), quiet, light) as runs:
             found = search(spec, runs)
         basis = basis_lines(runs.cost_models, list(runs.extrapolated.values()))
         table = {"header": found.header, "rows": found.rows, "num_text": 1}
