@@ -166,7 +166,8 @@ def _calibrate(sitting: Sitting, seconds: float) -> Iterator[Command]:
     setup = sitting.setup
     yield [
         "schedlab", "calibrate", "--device", setup.device, *setup.calibration, "-q",
-        "--max-s", f"{max(0.0, seconds - 30):.0f}", "-o", str(sitting.results / "profile"),
+        "--time-limit-s", f"{max(0.0, seconds - 30):.0f}",
+        "-o", str(sitting.results / "profile"),
     ]  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def _compare(sitting: Sitting, seconds: float) -> Iterator[Command]:
     left_s = seconds - (time.monotonic() - begun_s) - writing_s
     yield [
         "schedlab", "measure", *spec, f"sweep.workload.request_rate={rates}", "--no-check",
-        "--keep", str(results / "measured"), "--max-s", f"{max(0.0, left_s):.0f}",
+        "--keep", str(results / "measured"), "--time-limit-s", f"{max(0.0, left_s):.0f}",
         "-o", str(results / "comparison"),
     ]  # fmt: skip
 

@@ -51,7 +51,6 @@ def measure(
         float,
         typer.Option(
             "--time-limit-s",
-            "--max-s",
             metavar="SECONDS",
             callback=_no_less_than_0,
             help="Begin no measured run that would end later than this (seconds); compare what "
@@ -139,7 +138,6 @@ def calibrate(
         float,
         typer.Option(
             "--time-limit-s",
-            "--max-s",
             metavar="SECONDS",
             callback=_no_less_than_0,
             help="Begin no round but the first that would end later than this (seconds).",

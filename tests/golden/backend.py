@@ -128,7 +128,7 @@ def sittings(_: str) -> dict[str, Any]:
                 told = [line.replace(str(sitting.results), "R") for line in commands]
                 told = [line.replace(str(Path(__file__).parents[2]), "ROOT") for line in told]
                 # How long is left depends on the clock.
-                told = [line.partition("--max-s 2")[0] for line in told]
+                told = [line.partition("--time-limit-s 2")[0] for line in told]
                 found[f"{setup.device} {name}"] = [piece.limit_s, piece.least_s, piece.needs, told]
     found["durations"] = [seconds(text) for text in ("90", "90s", "1.5m", "2h")]
     found["versions"] = [_numbers(text) for text in ("2.13.0+cpu", "3.1", "1.2.3.4", "1.0rc2")]

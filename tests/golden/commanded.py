@@ -194,10 +194,10 @@ PASSED = (
     "predictor train d.jsonl -o m2 -q", "predictor train d.jsonl -o m3 --json --kind knn --seed 2",
     "predictor evaluate m1 d.jsonl --tokenizer t", "predictor evaluate m1 d.jsonl --json",
     "predictor held-out m1 d.jsonl -o h.jsonl --tokenizer t",
-    "measure tiny.yaml seed=4 --keep k --max-s 60 --check -o c1", "measure tiny.yaml -q",
+    "measure tiny.yaml seed=4 --keep k --time-limit-s 60 --check -o c1", "measure tiny.yaml -q",
     "calibrate -o p --model m --device cuda:1 --engine vllm --clock reference --hardware h "
     "--max-num-seqs 3 --max-num-batched-tokens 5 --max-model-len 7 --block-size 9 --num-blocks 11 "
-    "--rounds 13 --max-s 15 --threads 17 --seed 19",
+    "--rounds 13 --time-limit-s 15 --threads 17 --seed 19",
     "calibrate -o p", "calibrate -o p --device cuda --quiet",
     "validate tiny.yaml seed=3 --fitted-on tiny.yaml --spec-only seed=4 --other-only seed=5",
     "validate tiny.yaml --json --fitted-on tiny.yaml", "validate tiny.yaml",
