@@ -177,7 +177,7 @@ def _bound(draw: Draw, results: SavedResults, title: str, chosen: Chosen) -> Cal
     return lambda: draw(results, title, chosen)
 
 
-def _metrics(results: SavedResults, chosen: Chosen) -> Sequence[str]:
+def _metrics(chosen: Chosen) -> Sequence[str]:
     return chosen.metrics or ("p99_ttft_ms", "p99_tpot_ms")
 
 
@@ -230,7 +230,7 @@ FIGURES: dict[str, _Kind] = {
     "lines": _Kind(
         "Any metric over any swept key or other metric.",
         lambda results, title, chosen: lines(
-            results.rows, title, _metrics(results, chosen), chosen.x, chosen.by
+            results.rows, title, _metrics(chosen), chosen.x, chosen.by
         ),
         ("metric", "x", "by"),
     ),

@@ -164,7 +164,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
         short = shorthand_of(field)
         if short is not None:
             values = f"{_values(short.schema)} or {values}"
-        yield f"| `{prefix}{name}` | {values} | {_default(field, inner)} | {field.description} |"
+        yield f"| `{prefix}{name}` | {values} | {_default(field)} | {field.description} |"
         if inner:
             yield from _rows(inner, f"{prefix}{name}.{'NAME.' if named else ''}")
 
@@ -193,7 +193,7 @@ def _values(schema: Schema) -> str:
     return " ".join([kind, ", ".join(bounds)]).strip()
 
 
-def _default(field: FieldInfo, inner: type[BaseModel] | None) -> str:
+def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "the file's name" if field is ExperimentSpec.model_fields["name"] else "required"
     value = field.get_default(call_default_factory=True)

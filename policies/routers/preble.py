@@ -120,7 +120,7 @@ class Preble(Router):
             places = [p for p, n in enumerate(cached) if n == most or names[p] == copy]
             place = self._cheapest(request, engines, places, cached)
             prefix = (ids[most - 1], names[place])
-            place = self._spread(request, engines, place, cached, prefix)
+            place = self._spread(engines, place, cached, prefix)
         else:
             place = self._cheapest(request, engines, range(len(names)), cached)
         self._send(request, engines[place], cached[place], prefix)
@@ -161,7 +161,6 @@ class Preble(Router):
 
     def _spread(
         self,
-        request: Request,
         engines: Sequence[EngineState],
         place: int,
         cached: Sequence[int],

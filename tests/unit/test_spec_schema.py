@@ -155,7 +155,7 @@ class Named(Part):
     ],
 )  # fmt: skip
 def test_default_of_a_key_is_told_as_it_would_be_written(field, told):
-    assert schema._default(field, None) == told
+    assert schema._default(field) == told
 
 
 def test_schema_offers_a_shorthand_first_among_the_choices_of_its_key_and_keeps_its_notes(
