@@ -46,11 +46,6 @@ class HostBlocks:
         self._memory: Tensor | None = None
 
     @property
-    def is_allocated(self) -> bool:
-        """Whether the memory is taken."""
-        return self._memory is not None
-
-    @property
     def on_gpu(self) -> bool:
         """Whether the cache is on a GPU."""
         return bool(self._pools[0].is_cuda)

@@ -36,12 +36,6 @@ class Check(NamedTuple):
         return self.error <= self.tolerance
 
 
-def check_kernels(device: torch.device, dtype: torch.dtype) -> Iterator[Check]:
-    """Run every kernel on small but awkward inputs; see `kernel_checks`."""
-    for _, checks in kernel_checks(device, dtype):
-        yield from checks()
-
-
 def kernel_checks(
     device: torch.device,
     dtype: torch.dtype,

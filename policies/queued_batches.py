@@ -157,18 +157,13 @@ class QueuedBatches:
             table[:, row : end - 1] = table[:, row + 1 : end]
         self._columns[_USEFUL, end - 1] = -np.inf
 
-    def wasted_tokens(self, state: RequestState) -> _Floats:
+    def _waste(self, prompt: int, output: float) -> _Floats:
         r"""Return the tokens that each would read for nothing, with one more request.
 
         Every row reads from its prompt, padded to the longest, to the batch's last step:
         :math:`n (G L + G(G-1)/2)` tokens with the largest G and L. Useful are
-        :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
+        :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`. Infinite in rows where no batch is.
         """
-        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        return self._waste(prompt, output)[: len(self._batches)]
-
-    def _waste(self, prompt: int, output: float) -> _Floats:
-        """Return it for all rows: infinite where no batch is."""
         size, longest, last, half, useful, _ = self._columns
         context = np.maximum(longest, prompt)
         context += np.maximum(half, (output - 1.0) / 2.0)

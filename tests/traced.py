@@ -60,3 +60,9 @@ def limits(num_blocks=100, seats=8, budget=16, block_size=4, **more):
         max_num_batched_tokens=budget,
         **more,
     )
+
+
+def wasted_tokens(batches, state):
+    """Return what each of queued batches would read for nothing, with one more request."""
+    waste = batches._waste(state.request.prompt_tokens, state.request.predicted_tokens)
+    return waste[: len(batches._batches)].tolist()

@@ -35,15 +35,12 @@ class Release(NamedTuple):
         Of GPUs with 160 GiB at least, with 70 GiB at least that are no A100, and of all others.
     gpu_memory_utilization : float
         Share of the memory of a device.
-    memory_source : str
-        Where that stands.
     """
 
     huge: Limits
     large: Limits
     other: Limits
     gpu_memory_utilization: float
-    memory_source: str
 
 
 _FILE = "vllm/engine/arg_utils.py, get_batch_defaults()"
@@ -53,15 +50,13 @@ RELEASES = {
         huge=Limits(1024, 16384, f"{_FILE}, lines 2923-2932 of 0.32.0"),
         large=Limits(1024, 8192, f"{_FILE}, lines 2933-2942 of 0.32.0"),
         other=Limits(256, 2048, f"{_FILE}, lines 2943-2952 of 0.32.0"),
-        gpu_memory_utilization=0.92,
-        memory_source="vllm/config/cache.py, line 102 of 0.32.0",
+        gpu_memory_utilization=0.92,  # vllm/config/cache.py, line 102 of 0.32.0
     ),
     "0.33": Release(
         huge=Limits(1024, 16384, f"{_FILE}, lines 2973-2982 of 0.33.0"),
         large=Limits(1024, 8192, f"{_FILE}, lines 2983-2996 of 0.33.0"),
         other=Limits(256, 2048, f"{_FILE}, lines 2997-3006 of 0.33.0"),
-        gpu_memory_utilization=0.92,
-        memory_source="vllm/config/cache.py, line 215 of 0.33.0",
+        gpu_memory_utilization=0.92,  # vllm/config/cache.py, line 215 of 0.33.0
     ),
 }
 """Read off the source of each release; a key is also the end of an engine profile's name."""

@@ -40,6 +40,7 @@ from schedlab.sim.request import Request, RequestState, Status
 from schedlab.sim.result import RunResult
 from tests.golden import combined
 from tests.golden.prices import DEPLOYMENTS, MEASURED, SHAPES
+from tests.traced import wasted_tokens
 
 Draw = random.Random
 
@@ -114,8 +115,8 @@ def batches(_: str) -> dict[str, Any]:
                 gone.status, gone.first_scheduled_ns = Status.RUNNING, 1
                 for one in list(queued._batches):
                     queued.note_started(one)
-    waste = queued.wasted_tokens(states[0])
-    return found | {"waste": waste.tolist()[:20], "rows": len(waste)}
+    waste = wasted_tokens(queued, states[0])
+    return found | {"waste": waste[:20], "rows": len(waste)}
 
 
 def bookings(_: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.request import RequestState, Status
 from schedlab.sim.rng import stream
 from tests.laws import arrival
-from tests.traced import batches, limits
+from tests.traced import batches, limits, wasted_tokens
 
 
 def test_orca_computes_whole_prompts_among_decodes_and_stops_at_the_first_that_does_not_fit():
@@ -407,7 +407,7 @@ def test_queued_batches_say_what_going_through_their_members_says(seed, monkeypa
         state = RequestState(arrival(i, at_ns, prompt, 5, predicted_tokens=predicted).request)
         is_open = [batch for batch in opened if batch.is_queued]
         waste = [wasted(batch, state) for batch in is_open]
-        assert queued.wasted_tokens(state).tolist() == waste
+        assert wasted_tokens(queued, state) == waste
         most, capacity, limit = 4, int(rng.integers(100, 200)), float(rng.integers(60, 600))
         fitting = [
             batch for batch, tokens in zip(is_open, waste, strict=True)

@@ -10,7 +10,7 @@ from schedlab.policies.future_memory import FuturePeak
 from schedlab.policies.queued_batches import QueuedBatch, QueuedBatches
 from schedlab.sim.request import RequestState, Status
 from tests.laws import arrival
-from tests.traced import batches, limits
+from tests.traced import batches, limits, wasted_tokens
 from tests.unit.test_policies_ordering import rival_stream, served
 
 
@@ -186,13 +186,13 @@ def test_wasted_memory_access_is_padding_read_and_reads_after_the_end():
     second = RequestState(arrival(1, prompt=4, predicted_tokens=5.0).request)
     batches, batch = QueuedBatches(), QueuedBatch(first)
     batches.open(batch)
-    assert batches.wasted_tokens(first).tolist() == [0]
+    assert wasted_tokens(batches, first) == [0]
     batches.add(batch, first)
     # The first reads 2 tokens of padding in 3 steps, then 3 + 4 and 4 + 4 tokens for nothing.
-    assert batches.wasted_tokens(second).tolist() == [3 * 2 + 7 + 8]
+    assert wasted_tokens(batches, second) == [3 * 2 + 7 + 8]
     batches.add(batch, second)
     # A second one like the first wastes as much.
-    assert batches.wasted_tokens(first).tolist() == [2 * (3 * 2 + 7 + 8)]
+    assert wasted_tokens(batches, first) == [2 * (3 * 2 + 7 + 8)]
 
 
 def test_queued_batches_keep_their_rows_when_one_starts():
@@ -210,7 +210,7 @@ def test_queued_batches_keep_their_rows_when_one_starts():
     # Alike in length are the 51st and whom it would join: nothing is wasted.
     assert batches.least_waste(waiting[51], 2, 1000, 1.0).members == {51: waiting[51]}
     assert batches.least_waste(waiting[51], 1, 1000, 1.0) is None
-    assert len(batches.wasted_tokens(waiting[0])) == 34
+    assert len(wasted_tokens(batches, waiting[0])) == 34
 
 
 def test_batch_of_which_somebody_had_a_seat_is_not_chosen_though_nobody_waited_longer():
