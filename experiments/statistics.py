@@ -241,9 +241,9 @@ def corrected(changes: Sequence[Change]) -> list[Change]:
 def is_decided(change: Change) -> bool:
     """Say whether two things differ: in enough runs, by enough, and not by chance."""
     by_chance = change.p_value > 1.0 - LEVEL  # an unknown one leaves it to the interval
-    touches_none = change.low <= 0.0 <= change.high
+    holds_zero = change.low <= 0.0 <= change.high
     enough = change.num_pairs >= LEAST_SEEDS and abs(change.change) >= SMALLEST
-    return enough and not touches_none and not by_chance
+    return enough and not holds_zero and not by_chance
 
 
 def verdict(of: str, against: str, metric: str, change: Change, larger: bool | None) -> str:
