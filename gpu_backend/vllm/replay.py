@@ -15,14 +15,13 @@ from schedlab.gpu_backend.vllm.engine import Core
 from schedlab.gpu_backend.vllm.prompts import prompt_ids
 from schedlab.gpu_backend.vllm.recording import Batch, VllmLog
 from schedlab.gpu_backend.vllm.scheduler import PolicyScheduler
+from schedlab.sim.core.engine import MOST_WAITS
 from schedlab.sim.core.lifecycle import too_long
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.errors import SchedlabError, Stalled
 from schedlab.sim.request import Arrival, Request, RequestState, Status
-
-_MOST_WAITS = 100_000
 
 
 class ReplayScheduler(PolicyScheduler):
@@ -288,7 +287,7 @@ class Replay:
             waits = 0 if executed or engine.batch_queue else waits + 1
             until_ns = min(scheduler.waits_until_ns, source.next_ns)
             if waits and scheduler.waits_until_ns >= 0 and scheduler.has_unfinished_requests():
-                if until_ns >= FOREVER or waits > _MOST_WAITS:
+                if until_ns >= FOREVER or waits > MOST_WAITS:
                     raise Stalled(
                         f"stalled at t = {clock.now_ns / 1e9:.6f} s: the policy waits and nothing "
                         "is left to happen"

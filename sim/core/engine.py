@@ -22,7 +22,8 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SchedlabError
 from schedlab.sim.request import Arrival, RequestState
 
-_MOST_WAITS = 100_000
+MOST_WAITS = 100_000
+"""Plans in a row that only wait, of a policy that has stalled."""
 
 
 class Engine:
@@ -282,9 +283,9 @@ class Engine:
                 raise InfeasiblePlan(self.blame(what))
             at = self.log.num_steps
             self._waits = at, self._waits[1] + 1 if self._waits[0] == at else 1
-            if self._waits[1] > _MOST_WAITS:
+            if self._waits[1] > MOST_WAITS:
                 name = type(self.policy).__name__
-                raise stalled(self, f"policy {name} has waited {_MOST_WAITS:,} times in a row")
+                raise stalled(self, f"policy {name} has waited {MOST_WAITS:,} times in a row")
             self.wait_until_ns = min(plan.until_ns, self.requests.next_event_ns)
             if self.requests.tiers is not None:
                 self.wait_until_ns = min(self.wait_until_ns, self.requests.tiers.wait_for_copy())

@@ -100,7 +100,7 @@ import os
 from schedlab.sim.core import engine
 from schedlab.traces import arrivals
 os.environ['SCHEDLAB_PLAN_LIMIT_S'] = '0.3'
-engine._MOST_WAITS = 2_000
+engine.MOST_WAITS = 2_000
 arrivals._MOST_SEGMENTS = 200_000
 """
 

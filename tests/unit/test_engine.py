@@ -320,7 +320,7 @@ def test_policy_that_preempts_often_goes_on_as_long_as_tokens_come_out(num_stage
 
 
 def test_policy_that_waits_for_ever_is_stopped_after_as_often_as_it_may(monkeypatch):
-    monkeypatch.setattr(engine_module, "_MOST_WAITS", 50)
+    monkeypatch.setattr(engine_module, "MOST_WAITS", 50)
     asked = []
 
     def plan(view, builder):
@@ -333,7 +333,7 @@ def test_policy_that_waits_for_ever_is_stopped_after_as_often_as_it_may(monkeypa
 
 
 def test_policy_may_wait_as_often_as_it_may_before_every_step(monkeypatch):
-    monkeypatch.setattr(engine_module, "_MOST_WAITS", 3)
+    monkeypatch.setattr(engine_module, "MOST_WAITS", 3)
     waits = []
 
     def plan(view, builder):
@@ -348,7 +348,7 @@ def test_policy_may_wait_as_often_as_it_may_before_every_step(monkeypatch):
     log = run_plan(plan, [arrival(0, prompt=5, output=7)])
     assert np.diff(log.steps()["start_ns"]).min() > 1_003
     assert log.num_steps == 7
-    monkeypatch.setattr(engine_module, "_MOST_WAITS", 2)
+    monkeypatch.setattr(engine_module, "MOST_WAITS", 2)
     waits.clear()
     with pytest.raises(Stalled, match="waited 2 times in a row"):
         run_plan(plan, [arrival(0, prompt=5, output=7)])

@@ -244,7 +244,7 @@ class Hesitant(Loop):
 
 
 def test_replay_counts_only_waits_in_a_row_towards_a_stall(ours, monkeypatch):
-    monkeypatch.setattr(ours.replay, "_MOST_WAITS", 1)
+    monkeypatch.setattr(ours.replay, "MOST_WAITS", 1)
     clock = Clock()
     found = Hesitant(clock, waits_until_ns=5)
     replay = ours.replay.Replay(found, {"name": "fcfs"}, clock, lambda *_: 0, 0.0, None)
@@ -296,7 +296,7 @@ def test_replay_whose_policy_waits_for_the_beginning_for_ever_is_stalled(ours, m
         self.waits_until_ns = 0
         return None, False
 
-    monkeypatch.setattr(ours.replay, "_MOST_WAITS", 3)
+    monkeypatch.setattr(ours.replay, "MOST_WAITS", 3)
     monkeypatch.setattr(Loop, "step_fn", waits)
     with pytest.raises(Stalled):
         replayed(ours, [arrival(0)])
