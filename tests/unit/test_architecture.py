@@ -179,6 +179,19 @@ def test_architecture_page_lists_every_room_with_its_own_words():
     assert page.count("| `") == len(rooms)
 
 
+def test_policies_tell_apart_which_files_are_policies_and_which_they_stand_on():
+    folder = ROOT / "policies"
+    words = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    policies, others = (
+        re.findall(r"^- `(\w+)`: .", part, re.MULTILINE)
+        for part in words.split("What all of them stand on:")
+    )
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    registering = {path.stem for path in files if "\n@register(" in path.read_text()}
+    assert policies == sorted(registering)
+    assert sorted(others) == sorted({path.stem for path in files} - registering)
+
+
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_files_named_on_a_page_exist(page):
     text = (ROOT / page).read_text()
