@@ -278,13 +278,6 @@ class Trace:
             )
         return self.arrival_ns
 
-    def describe(self) -> dict[str, Any]:
-        """Return counts, arrival and length statistics (see `traces.statistics.describe`)."""
-        # Statistics describe traces, so they import this module, not the other way round.
-        from schedlab.traces.statistics import describe
-
-        return describe(self)
-
     @classmethod
     def concat(cls, traces: Sequence[Trace]) -> Trace:
         """Return the rows of all `traces`, one after another, times unchanged.

@@ -166,7 +166,9 @@ def _print_report(trace: Trace) -> None:
 
 def _print_description(trace: Trace, as_json: bool) -> None:
     """Print the statistics of a trace, for people or for programs."""
-    stats = trace.describe()
+    from schedlab.traces.statistics import describe
+
+    stats = describe(trace)
     if as_json:
         typer.echo(json_text({"report": trace.report.lines(), **stats}, indent=2))
         return

@@ -121,7 +121,7 @@ def room_of(parts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["experiments", "sim"])
+@pytest.mark.parametrize("package", ["experiments", "policies", "sim", "traces"])
 def test_rooms_of_a_package_import_each_other_without_a_cycle(package):
     needs = {}
     for path in modules(package):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands import trace as trace_commands
 from schedlab.experiments.commands.trace import app
 from schedlab.sim.errors import SpecError, TraceError
-from schedlab.traces import PRESETS, READERS, read
+from schedlab.traces import PRESETS, READERS, read, statistics
 
 OWN = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,20,6\n3,30,7\n"
 
@@ -83,7 +83,7 @@ def test_importing_traces_loads_no_heavy_library():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_description_of_a_trace_is_shown_with_prompts_beside_answers(capsys):
+def test_description_of_a_trace_is_shown_with_prompts_beside_answers(capsys, monkeypatch):
     def lengths(factor):
         return {
             "mean": 1000.25 * factor, "std": 2.0 * factor, "p50": 3.0 * factor, "p90": 4.0 * factor,
@@ -113,7 +113,8 @@ def test_description_of_a_trace_is_shown_with_prompts_beside_answers(capsys):
         ("num_sessions", "4,321"), ("lru 1,000", "0.5"), ("lru 20,000", "0.75")
     ]  # fmt: skip
     report = SimpleNamespace(lines=lambda: ["read 7 rows"])
-    trace = SimpleNamespace(describe=lambda: stats, report=report)
+    trace = SimpleNamespace(report=report)
+    monkeypatch.setattr(statistics, "describe", lambda one: stats if one is trace else None)
     trace_commands._print_description(trace, False)
     shown = capsys.readouterr().out
     assert shown.startswith("read 7 rows\n")
