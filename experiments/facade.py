@@ -23,6 +23,7 @@ from schedlab.experiments.specification.own_modules import find_own_modules
 from schedlab.policies import Policy, registry
 from schedlab.policies.predictors.predictor import Predictor
 from schedlab.policies.routers.router import Router
+from schedlab.sim.construct import Registry
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object
@@ -413,6 +414,22 @@ def _is_interactive(asked: ExperimentSpec) -> bool:
     return any(path.startswith("__main__:") for path in own_classes(asked.to_data()))
 
 
+def _is_known_here_alone(asked: ExperimentSpec) -> bool:
+    """Say whether no other process finds a class: of the session itself, or registered by it."""
+    names = Registry.registered_elsewhere
+    return _is_interactive(asked) or any(text in names for text in _texts(asked.to_data()))
+
+
+def _texts(data: object) -> Iterator[str]:
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, list | tuple):
+        for item in data:
+            yield from _texts(item)
+    elif isinstance(data, str):
+        yield data
+
+
 def _check_kept(asked: ExperimentSpec, what: str, instead: str) -> None:
     """Raise SpecError of a class whose source is in no file: an edit would find old results."""
     if _is_interactive(asked):
@@ -428,6 +445,6 @@ def _workers(asked: Sequence[ExperimentSpec], jobs: int) -> Iterator[Workers]:
 
     if isinstance(jobs, bool) or not isinstance(jobs, SupportsIndex) or index(jobs) < 1:
         raise SpecError(f"jobs must be a whole number >= 1, got {jobs!r}")
-    alone = jobs == 1 or any(map(_is_interactive, asked))
+    alone = jobs == 1 or any(map(_is_known_here_alone, asked))
     with InProcess(raising=True) if alone else Processes(jobs) as workers:
         yield workers

@@ -8,7 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
 from schedlab.sim.user_modules import import_own
@@ -34,6 +34,9 @@ class Registry(Generic[Named]):
         What a user may name instead, e.g. ``"my_module:MyPolicy"``.
     """
 
+    registered_elsewhere: ClassVar[set[str]] = set()
+    """Names of any registry that modules of the user's have given: other processes lack them."""
+
     def __init__(self, what: str, package: str, own: str) -> None:
         self._what = what
         self._package = package
@@ -54,6 +57,8 @@ class Registry(Generic[Named]):
             if there.__qualname__ != one.__qualname__:
                 raise ValueError(f"{self._what} name {name!r} is taken by {there.__qualname__}")
             self.found[name] = one  # type: ignore[assignment]
+            if not one.__module__.startswith("schedlab."):
+                self.registered_elsewhere.add(name)
             return one
 
         return decorate

@@ -351,6 +351,28 @@ def test_script_without_a_main_guard_runs_its_jobs_and_is_run_once(tmp_path, run
     assert (done.stdout, done.stderr) == ("begins\n2 __main__\n", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_policy_that_a_script_registers_runs_by_its_name_in_that_very_process(tmp_path, is_guarded):
+    script = tmp_path / "script.py"
+    guard = "if __name__ == '__main__':\n    " if is_guarded else ""
+    script.write_text(
+        "import schedlab as sl\n"
+        "from schedlab.policies import ContinuousBatching, register\n\n"
+        "@register('mine')\n"
+        "class Mine(ContinuousBatching):\n"
+        "    def key(self, state, now_ns):\n"
+        "        return -state.request.prompt_tokens\n\n"
+        f"small = dict(workload={WORKLOAD | {'request_rate': 4}!r})\n"
+        f"{guard}print(len(sl.run(small, policy='mine', jobs=2, replications=2).runs))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
 class Ticks(CostModel):
     """A millisecond a step."""
 
