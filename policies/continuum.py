@@ -94,8 +94,8 @@ class Continuum(Retaining):
         if state.id in self._evicted:
             self._evicted.remove(state.id)
             self._delays_ns.append(state.first_scheduled_ns - state.queued_ns)
-        if state.last_token_ns < 0:
-            return  # it goes on in another engine
+        if not state.is_complete:
+            return
         name = state.session.name
         num_served = self._num_served.pop(name, 0) + 1
         if state.tool is None:

@@ -49,8 +49,10 @@ class _Past:
         return len(self._ended)
 
     def end(self, state: RequestState) -> None:
-        """Learn the length of an answer."""
+        """Learn the length of an answer, if it is complete."""
         del self.under_way[state.id]
+        if not state.is_complete:
+            return
         self._ended.append(_length(state))
         self._ends_until_estimate -= 1
         if not self._ends_until_estimate:

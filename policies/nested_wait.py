@@ -98,14 +98,16 @@ class NestedWait(Policy):
         self._segments.move_on(plan, num_steps, now_ns)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
-        """Count the answer in the segments through which it came."""
+        """Count a complete answer in the segments through which it came."""
+        self._segments.ended(state)
+        if not state.is_complete:
+            return
         num_came, last = self._num_came, bisect_left(self._inner_edges, state.num_output_tokens)
         for i in range(last + 1):
             num_came[i] += 1
         self._whole += self.output_edges[last]
         if self.request_rates is None:
             self._set_limits()
-        self._segments.ended(state)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run the segments from the first up to the one whose entry still gathers."""

@@ -101,9 +101,10 @@ class PastFuture(ContinuousBatching):
             self._decode_steps = num_steps + (0 if plan.preempted else self._decode_steps)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
-        """Add the length to the past."""
-        self._past.append(state.num_output_tokens)
-        self._sorted_past = None
+        """Add the length of a complete answer to the past."""
+        if state.is_complete:
+            self._past.append(state.num_output_tokens)
+            self._sorted_past = None
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Promise nothing where someone could be admitted, draws change, but to the next look."""

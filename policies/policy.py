@@ -75,7 +75,13 @@ class Policy(Knobs):
     finished, and prompts have been completed since.
     """
     on_finish: Callable[[RequestState, int], None] | None = None
-    """Called with a request whose answer is complete, and the time in ns.
+    """Called with a request that leaves the engine, and the time in ns.
+
+    Its answer is complete (`RequestState.is_complete`), or it goes on in another engine: its prompt
+    was computed here for that, or it migrates. Forget who leaves in any case, but learn of answers
+    only from those that are complete: of the others no more came out so far than
+    `num_output_tokens`, 1 or none on an engine that computes prompts. The policy where it goes on
+    is told by its `on_arrival`, and of the whole answer in the end.
 
     Where batches of a pipeline are planned ahead it is called before that time, when the first plan
     is made that does not count on the request any more.

@@ -159,7 +159,8 @@ class QoServe(Policy):
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Learn the length of the answer."""
-        self._lengths[state.request.application].add(state.num_output_tokens)
+        if state.is_complete:
+            self._lengths[state.request.application].add(state.num_output_tokens)
         del self._targets[state.id]
         self._latest_starts_ns.pop(state.id, None)
 

@@ -403,6 +403,11 @@ class RequestState:
         return self.status is RUNS and self.next_is_decode
 
     @property
+    def is_complete(self) -> bool:
+        """Whether its last token came out: not so of who leaves to go on in another engine."""
+        return self.last_token_ns >= 0
+
+    @property
     def next_is_decode(self) -> bool:
         """Whether only its newest token is to be computed, with or without a seat."""
         return self._generated > 0 and self.num_uncomputed_tokens == 1

@@ -19,7 +19,7 @@ class RequestHooks(Protocol):
     on_arrival: Callable[[RequestState, int], None] | None
     """Called with a request about to enter the queue for the first time, and the time."""
     on_finish: Callable[[RequestState, int], None] | None
-    """Called with a request whose answer is complete, and the time."""
+    """Called with a request that is complete or goes on in another engine, and the time."""
     on_reject: Callable[[RequestState, int], None] | None
     """Called with a request that a plan rejected, and the time."""
     keeps_until: Callable[[RequestState, int], int] | None

@@ -130,7 +130,7 @@ def bookings(_: str) -> dict[str, Any]:
         nested = NestedWait(edges, rates, limit)
         for length in (1, edges[0], edges[0] + 1, edges[-1], edges[-1] + 5):
             state = RequestState(Request(0, 0, 1, 1))
-            state._generated = length
+            state._generated, state.last_token_ns = length, 0
             nested.on_finish(state, 0)
         plain = Wait(edges, rates, limit)
         plain._arrived = [draw.randrange(4) for _ in edges]

@@ -47,7 +47,7 @@ def run(
     engines = [
         Engine(
             config if fast else laws.slow(config),
-            registry.make(policy),
+            registry.make(policy) if isinstance(policy, str) else policy,
             SimExecutor(Pricing(cost(1000, 10, 0))),
             check_conservation,
         )
@@ -65,6 +65,28 @@ def run(
         assert not engine.requests.handed_over
         assert not engine.requests.fetching
     return log
+
+
+LEARNT = {  # what a policy knows of the lengths of answers
+    "qoserve": lambda policy: [one._n for one in policy._lengths.values()],
+    "past_future": lambda policy: list(policy._past),
+    "gittins": lambda policy: [list(past._ended) for past in policy._groups.values()],
+    "nested_wait": lambda policy: policy._num_came,
+}
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_lengths_are_learnt_where_answers_end_and_not_where_prompts_are_computed(name):
+    learnt, knobs = LEARNT[name], {"window": 8} if name == "past_future" else {}
+    fresh, prompts, answers, alone = (registry.make(name, **knobs) for _ in range(4))
+    work = [arrival(i, i * 3_000, 10, n) for i, n in enumerate((30, 12, 30, 20))]
+    run(work, policies=[prompts, answers])
+    for each in (alone, fresh):
+        run(work[: 0 if each is fresh else None], ("mixed",), policies=[each])
+    assert sorted(map(str, learnt(answers))) == sorted(map(str, learnt(alone)))
+    assert not learnt(fresh) or learnt(prompts) != learnt(answers)
+    run([arrival(0, 0, 10, 1)], policies=[prompts, answers])  # it ends with its first token
+    assert learnt(prompts) != learnt(fresh)
 
 
 def test_times_of_a_lone_request_add_up():

@@ -70,6 +70,22 @@ def test_stages_of_a_move_add_up():
     assert row["moved_bytes"] == 22_000
 
 
+def test_policy_hears_that_a_request_leaves_and_that_it_is_complete_where_it_ends():
+    heard = []
+
+    class Listens(ContinuousBatching):
+        def __init__(self):
+            self.engine = len(made)
+            made.append(self)
+
+        def on_finish(self, state, now_ns):
+            heard.append((self.engine, state.is_complete, state.num_output_tokens))
+
+    made = []
+    simulate([arrival(0, 0, 20, 5)], policy=Listens)
+    assert heard == [(0, False, 3), (1, True, 5)]
+
+
 def test_last_stage_of_a_move_is_measured_in_blocks():
     # 150 ns a token: the 21 tokens of the first stage take three steps, of a token each.
     slow = Interconnect(Link(1e12 / 150, 50e-9, "a test"), 1000, [1, 1])

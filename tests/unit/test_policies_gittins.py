@@ -248,7 +248,7 @@ def test_lengths_are_estimated_anew_at_twice_the_ends_and_then_by_half_windows()
     past, anew, known = _Past(5), [], None
     for number in range(1, 12):
         state = RequestState(arrival(number, 0, 4, 9).request)
-        state._generated = number
+        state._generated, state.last_token_ns = number, 0
         past.under_way[number] = state
         past.end(state)
         if past.lengths is not known:

@@ -261,7 +261,7 @@ def test_nested_wait_shares_places_by_how_many_answers_came_as_far():
     state = RequestState(arrival(0).request)
     ended = [1, 1, 1]  # one in each segment to begin with
     for length, segment in ((2, 0), (3, 1), (1, 0), (4, 1), (40, 2), (5, 2), (2, 0)):
-        state._generated = length
+        state._generated, state.last_token_ns = length, 0
         policy.on_finish(state, 0)
         ended[segment] += 1
         stages, flows = (2, 2, 5), [sum(ended[i:]) for i in range(3)]
