@@ -282,7 +282,11 @@ class ReportedState:
         self.num_waiting += 1
         self.prompt_tokens_in_flight += request.prompt_tokens
         self.backlog_tokens += request.prompt_tokens
-        self.waiting_blocks += -(-request.prompt_tokens // self.block_size)
+        blocks = -(-request.prompt_tokens // self.block_size)
+        self.waiting_blocks += blocks
+        # Until the next report nobody knows who of them still waits: each counts as the first.
+        self.first_waiting_blocks += blocks
+        self.num_urgent += request.priority < 0
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += request.predicted_tokens
         if self._board is not None:

@@ -21,7 +21,7 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.disaggregation import Disaggregation
-from schedlab.sim.drive.engine_state import LiveState
+from schedlab.sim.drive.engine_state import LiveState, ReportedState, note_sent
 from schedlab.sim.drive.handover import has_room
 from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.errors import SpecError
@@ -788,6 +788,16 @@ def test_request_that_is_to_go_on_at_an_engine_waits_there_until_there_is_room()
     assert told() == (2, 0, 8, 10)
     live.unqueue(first)
     assert told() == (1, 0, 2, 2)
+
+
+def test_report_is_kept_up_by_what_was_sent_since():
+    engine = Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+    live = LiveState(0, engine, Clock())
+    known = ReportedState(live)
+    for priority, prompt in ((-1, 4), (0, 8), (-3, 12)):
+        note_sent(arrival(0, 0, prompt, 1, priority=priority).request, live, known)
+    assert (known.num_waiting, known.num_urgent, known.backlog_tokens) == (3, 2, 24)
+    assert (known.first_waiting_blocks, known.waiting_blocks) == (6, 6)
 
 
 def test_router_by_counts_sees_who_is_on_the_way_to_an_engine_that_answers():

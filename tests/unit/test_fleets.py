@@ -219,6 +219,17 @@ def test_stale_state_is_the_same_step_by_step_and_differs_from_live_state(name):
     assert chosen[0, True] != chosen[700, True]
 
 
+@pytest.mark.parametrize("rule", ["paper", "code"])
+def test_freeness_counts_what_was_sent_since_the_report(rule):
+    a, b = ({"count": 1, "engine": {"num_gpu_blocks_override": n}} for n in (6000, 5990))
+    router = {"name": "llumnix", "rule": rule, "staleness_ms": 60_000}
+    workload = {"num_requests": 40, "request_rate": 120, "prompt_tokens": 500, "output_tokens": 5}
+    keys = {"workload": workload, "cluster": {"router": router, "pools": {"a": a, "b": b}}}
+    engines = run(make_spec(keys)).requests["engine"]
+    # 32 blocks each: whoever got one is the fuller, by 22 or by 32 and 10.
+    assert np.bincount(engines).tolist() == [20, 20]
+
+
 def test_reports_stop_when_nobody_comes_any_more_and_skip_where_nothing_happens():
     # A report every microsecond over a pause of a day would never end.
     workload = {"trace": "fixed", "num_requests": 2, "request_rate": 1e-5}
