@@ -35,9 +35,11 @@ class Scorpio(Policy):
     of a burst of short prompts that would reject most, who could be in time.
 
     *Between tokens.* A request's pace is ``tightest target / its own target``; the paces of all who
-    run add up to a virtual batch size. The next one is admitted if a step of that many rows, at
-    their mean length, takes, `safety` times over, less than 0.99 of the tightest target (always if
-    nobody runs). *Credits.* Each step earns a decode its pace, and costs one credit when it runs:
+    run add up to a virtual batch size. The next one is admitted if a step of that many rows takes,
+    `safety` times over, less than 0.99 of the tightest target (always if nobody runs). The rows
+    have the mean length that all have now, and half the answer predicted of the next one, as in
+    the authors' code (MisterBrookT/Scorpio, scheduler.py, `_tpot_admission_control` and
+    `_pred_tpot`): how much longer the others will get is left out. *Credits.* Each step earns a decode its pace, and costs one credit when it runs:
     at twice the tightest target it runs in every other step.
 
     The authors' loop is vLLM V0's, where prompts are steps of their own: `prefill_first`. By

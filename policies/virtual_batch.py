@@ -18,7 +18,11 @@ _SLACK = 0.99
 
 
 class VirtualBatch:
-    """As many rows as the paces of its members add up to, each of their mean length.
+    """As many rows as the paces of its members add up to, each of one length.
+
+    That is the mean of what its members have now, prompts and answers so far, and half the answer
+    that is predicted of who joined last: where it will be, in the middle of its answer, if the
+    others stay as they are. So the authors' code has it, see Notes.
 
     Parameters
     ----------
@@ -26,9 +30,13 @@ class VirtualBatch:
         Whose requests with memory are its first members.
     credits : Credits
         Which knows their targets.
+
+    Notes
+    -----
+    MisterBrookT/Scorpio, the scheduler of its vLLM, `_tpot_admission_control` and `_pred_tpot`.
     """
 
-    __slots__ = ("_credits", "_lengths", "_lengths_sum", "_longest", "_targets_s", "_view")
+    __slots__ = ("_credits", "_half_answer", "_num_members", "_targets_s", "_tokens", "_view")
 
     def __init__(self, view: EngineView, credits: Credits) -> None:
         self._view = view
@@ -37,25 +45,22 @@ class VirtualBatch:
         self._targets_s: list[float] = []
         if credits.own_targets_s:
             self._targets_s = [credits.target_s(state) for state in residents]
-        self._lengths = [
-            expected_tokens(state, generated)
-            for state, generated in zip(residents, view.output_tokens(residents), strict=True)
-        ]
-        self._lengths_sum = in_order(self._lengths)
-        self._longest = max(self._lengths, default=0.0)
+        self._num_members = len(residents)
+        self._tokens = sum([state.request.prompt_tokens for state in residents])
+        self._tokens += sum(view.output_tokens(residents))
+        self._half_answer = 0.0
 
     def add(self, state: RequestState) -> None:
         """Let a request be a member as well."""
         if self._credits.own_targets_s:
             self._targets_s.append(self._credits.target_s(state))
-        length = expected_tokens(state, state.num_output_tokens)
-        self._lengths.append(length)
-        self._lengths_sum += length
-        self._longest = max(self._longest, length)
+        self._num_members += 1
+        self._tokens += state.num_tokens
+        self._half_answer = (state.request.predicted_tokens or 0.0) / 2
 
     def is_in_time(self, safety: float) -> bool:
         """Whether its step, `safety` times over, meets the tightest target; one alone may."""
-        num_members = len(self._lengths)
+        num_members = self._num_members
         if num_members < 2:
             return True
         rows, tightest_s = num_members, self._credits.default_target_s
@@ -63,15 +68,7 @@ class VirtualBatch:
             tightest_s = min(self._targets_s)
             paces = in_order([tightest_s / target_s for target_s in self._targets_s])
             rows = math.ceil(paces - _ROUNDING)
-        mean = self._lengths_sum / num_members
-        shape = BatchShape(rows, round(rows * mean), round(self._longest), rows_sampled=rows)
+        length = self._tokens / num_members + self._half_answer
+        shape = BatchShape(rows, round(rows * length), round(length), rows_sampled=rows)
         step_s = self._view.estimate_step_ns(shape) / 1e9
         return step_s * safety < tightest_s * _SLACK
-
-
-def expected_tokens(state: RequestState, generated: int) -> float:
-    """Return the mean length of a request over the rest of its life, with so much of an answer."""
-    predicted = state.request.predicted_tokens
-    if predicted is None:
-        return float(state.request.prompt_tokens + generated)
-    return state.request.prompt_tokens + max(float(generated), (generated + predicted) / 2)

@@ -786,17 +786,13 @@ def test_slai_gives_its_decodes_to_those_due_first_whoever_came_first(max_decode
     assert got[1] == {3 - i: 1 for i in range(max_decodes)}
 
 
-def expected_members(view, credits, members):
+def expected_members(view, credits, members, newcomer):
     """Work out the time of a step of a virtual batch, and its target, from the members' fields."""
-    lengths = []
-    for state in members:
-        prompt, got = state.request.prompt_tokens, state.num_output_tokens
-        predicted = state.request.predicted_tokens
-        lengths.append(prompt + (got if predicted is None else max(got, (got + predicted) / 2)))
+    more = 0.0 if newcomer is None else (newcomer.request.predicted_tokens or 0.0) / 2
     targets_s = [credits.own_targets_s.get(state, 0.5) for state in members]
     rows = math.ceil(sum(min(targets_s) / one for one in targets_s) - 1e-9)
-    mean = sum(lengths) / len(lengths)
-    shape = BatchShape(rows, round(rows * mean), round(max(lengths)), rows_sampled=rows)
+    mean = sum(s.request.prompt_tokens + s.num_output_tokens for s in members) / len(members) + more
+    shape = BatchShape(rows, round(rows * mean), round(mean), rows_sampled=rows)
     return view.estimate_step_ns(shape) / 1e9, min(targets_s)
 
 
@@ -820,9 +816,9 @@ def test_virtual_batch_counts_members_that_join_as_those_it_began_with():
             credits.own_targets_s = {
                 state: draw.choice((0.3, 0.4, 0.9)) for state in members if draw.random() < 0.7
             }
-            batch = VirtualBatch(view, credits)
+            batch, joins = VirtualBatch(view, credits), None
             for _ in range(5):
-                step_s, target_s = expected_members(view, credits, members)
+                step_s, target_s = expected_members(view, credits, members, joins)
                 just = target_s * 0.99 / step_s
                 if not batch.is_in_time(just * 0.999) or batch.is_in_time(just * 1.001):
                     return "another step"

@@ -1,9 +1,9 @@
 """SCORPIO: guards for the time to a first token and between tokens, and credits for steps.
 
-Source: arXiv:2505.23022, and the docstring of the policy for what the paper leaves open: a virtual
-batch is priced at the mean length of its members over the rest of their lives. The authors' code
-(MisterBrookT/Scorpio) estimates the wait for a first token from the number of tokens ahead, those
-of all prompts together.
+Source: arXiv:2505.23022, and the authors' code (MisterBrookT/Scorpio) for what the paper leaves
+open: the rows of a virtual batch have the mean length of its members now and half the answer of the
+newcomer, and the wait for a first token follows from the number of tokens ahead, those of all
+prompts together.
 """
 
 from math import ceil
@@ -101,12 +101,9 @@ def is_in_time(server, members, target_s, safety):
     """Say whether a step of the virtual batch meets the tightest target; one alone may run."""
     tightest_s = min(map(target_s, members))
     rows = ceil(sum(tightest_s / target_s(r) for r in members) - ROUNDING)
-    lengths = [
-        r.prompt + max(r.generated, (r.generated + r.request.predicted_tokens) / 2)
-        for r in members
-    ]  # fmt: skip
-    mean = sum(lengths) / len(members)
-    step_s = server.cost.price(rows, round(rows * mean), round(max(lengths))) / 1e9
+    now = sum(r.prompt + r.generated for r in members) / len(members)
+    mean = now + members[-1].request.predicted_tokens / 2
+    step_s = server.cost.price(rows, round(rows * mean), round(mean)) / 1e9
     return len(members) == 1 or step_s * safety < 0.99 * tightest_s
 
 
