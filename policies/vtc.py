@@ -25,7 +25,8 @@ class VirtualTokenCounter(ContinuousBatching):
 
     The authors' code admits only what fits at its declared end, and so never evicts; here memory is
     taken as it is needed, from the latest admission when it runs out, and whoever comes back from
-    an eviction is not charged again for its prompt. In that code 10 decode steps pass after an
+    an eviction is not charged again for its prompt. Nor is who comes from another engine, for prompt
+    or tokens: each engine charges what it served. In that code 10 decode steps pass after an
     admission before the queue is looked at again, as a prefill stops the batch there; here prompts
     share steps, so by default it is looked at in every step (`max_waiting_tokens`).
 
@@ -84,8 +85,11 @@ class VirtualTokenCounter(ContinuousBatching):
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let the tenant take part; while a step is under way, from its end on."""
         self._new.append(state)
-        if state.status is RUNS or state.num_preemptions:  # charged where it was before
-            self._charged_prompts.add(state.id)
+        generated = state.num_output_tokens
+        if state.status is RUNS or state.num_preemptions or generated:
+            self._charged_prompts.add(state.id)  # charged where it was before, as are its tokens
+        if generated:
+            self._charged_tokens[state.id] = generated
         if not (self._view.running or self._view.in_pipeline):
             self._take_in_new()
 

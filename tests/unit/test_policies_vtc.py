@@ -185,3 +185,18 @@ def test_vtc_charges_no_prompt_again_that_decoded_elsewhere_before(status, charg
     state.status = WAITS
     policy.on_tokens(SimpleNamespace(chunks=((state, 4),), admitted=(state,)), 1, 0)
     assert policy.counters == {"a": charged}
+
+
+@pytest.mark.parametrize("status", [WAITS, RUNS])
+def test_vtc_charges_no_token_again_that_another_engine_generated(status):
+    # It lost its engine, or migrates, with three tokens, and gets two here.
+    policy = registry.make("vtc")
+    state = RequestState(arrival(0, prompt=4, output=9, tenant="a").request)
+    view = SimpleNamespace(running=(), in_pipeline=())
+    policy.on_start(view)
+    state.status, state._generated = status, 3
+    policy.on_arrival(state, 0)
+    state.status, state._generated = RUNS, 5
+    view.running = (state,)
+    policy.on_tokens(SimpleNamespace(chunks=((state, 7),), admitted=(state,)), 1, 0)
+    assert policy.counters == {"a": 2 * 2.0}
