@@ -148,9 +148,10 @@ class FastServe(Ranked):
         while self._first_quantum_ns << level < prefill_ns:
             level += 1
         self._back += 1
-        self._places[state] = Standing(
+        place = self._places[state] = Standing(
             level, self._first_quantum_ns << level, self._back, state.request.arrival_ns
         )
+        place.output_tokens = state.num_output_tokens  # some, if it lost its engine or moves
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who ran; demote who used up a quantum; now and then look for the starving."""

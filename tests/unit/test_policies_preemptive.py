@@ -391,6 +391,22 @@ def test_fastserve_demotes_who_has_used_up_a_quantum_exactly_prompts_before_deco
     assert order == [1, 2, 3], "who ranked first before still does"
 
 
+def test_fastserve_knows_a_prompt_under_way_of_who_had_tokens_from_another_engine():
+    # It lost that engine: prompt and three tokens are computed again, in two chunks.
+    policy = registry.make("fastserve", first_quantum_s=1e-6)
+    policy._view = SimpleNamespace(estimate_step_ns=lambda shape: 1, running=())
+    state = RequestState(arrival(0, prompt=4, output=9).request)
+    state._generated = 3
+    policy.on_arrival(state, 0)
+    owes = []
+    for start_ns, generated in ((0, 3), (400, 4)):
+        state._generated = generated
+        plan = SimpleNamespace(decodes=(), chunks=((state, 4),), start_ns=start_ns)
+        policy.on_tokens(plan, 1, start_ns + 400)
+        owes.append(policy._places[state].owes_token)
+    assert owes == [True, False]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_fastserve_drops_after_many_steps_whom_it_drops_step_by_step(seed):
     draw = random.Random(seed)
