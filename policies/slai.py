@@ -87,12 +87,12 @@ class SLAI(Policy):
         self._gone: list[RequestState] = []
 
     def key(self, state: RequestState, now_ns: int) -> tuple[int, int]:
-        """Order new prompts."""
+        """Order new prompts; who lost its memory has an answer behind its prompt, as there."""
         request = state.request
         if self.order == "fcfs":
             return 0, request.arrival_ns
         paying = request.priority if self.order == "paying_first" else 0
-        return paying, request.prompt_tokens
+        return paying, state.num_tokens
 
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to see how full the memory is."""

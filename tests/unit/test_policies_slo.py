@@ -99,6 +99,18 @@ def test_slai_orders_new_prompts_by_class_and_length():
     assert served("slai", work, order="paying_first") == [2, 1, 0]
 
 
+@pytest.mark.parametrize("order", ["shortest_prompt", "paying_first"])
+def test_slai_takes_the_answer_of_who_was_evicted_for_a_part_of_its_prompt(order):
+    # Six blocks. Request 0 is evicted with 7 tokens of an answer: 9 to compute, a prompt of 2.
+    work = [
+        arrival(0, prompt=2, output=16), arrival(1, prompt=8, output=12),
+        arrival(2, 5_000, prompt=5, output=2),
+    ]  # fmt: skip
+    config = limits(num_blocks=6, max_model_len=24, scheduler_reserve_full_isl=True)
+    got, _ = batches("slai", work, config, **{**SLAI, "tbt_s": 1e-9}, order=order)
+    assert got[6:9] == [{0: 1, 1: 1}, ({1: 1, 2: 5}, [0]), {1: 1, 2: 1}]
+
+
 def test_slai_where_rows_run_short_pauses_the_rest_and_preempts_nobody():
     work = [
         arrival(0, prompt=2, output=3),
