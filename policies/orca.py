@@ -15,9 +15,10 @@ class Orca(ContinuousBatching):
     """Let requests join and leave at every iteration; a prompt is computed whole, among decodes.
 
     Optimises throughput against request-level batching. Needs to know the longest answer a
-    request may have, because its memory is reserved at admission: use it with
-    ``engine.kv_allocator: contiguous_max`` (or ``contiguous_pow2``, ``contiguous_exact``, the
-    baselines of the PagedAttention paper), where nobody is ever preempted. Strictly first come,
+    request may have, `max_tokens`, because its memory is reserved at admission: use it with
+    ``engine.kv_allocator: contiguous_declared`` (or ``contiguous_max``, ``contiguous_pow2``,
+    ``contiguous_exact``, the baselines of the PagedAttention paper), where nobody is ever
+    preempted. A request that declares nothing may fill the model. Strictly first come,
     first served, so nobody starves; but every whole prompt stalls the decodes it joins, and
     reservations keep the batch small.
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-KVAllocator = Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"]
+KVAllocator = Literal[
+    "paged", "contiguous_max", "contiguous_declared", "contiguous_pow2", "contiguous_exact"
+]
 PreemptionMode = Literal["recompute", "swap"]
 KVWrite = Literal["through", "back"]
 KVLoad = Literal["when_faster", "always"]

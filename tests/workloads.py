@@ -15,7 +15,9 @@ def share(part):
     return max(1, round(part * settings.default.max_examples))
 
 
-KV_ALLOCATORS = ("paged", "contiguous_max", "contiguous_pow2", "contiguous_exact")
+KV_ALLOCATORS = (
+    "paged", "contiguous_max", "contiguous_declared", "contiguous_pow2", "contiguous_exact"
+)  # fmt: skip
 
 
 # Lengths on the edges of blocks of 4 and 16 tokens and of the bins the tests use, and beside them.

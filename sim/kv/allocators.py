@@ -11,6 +11,7 @@ from schedlab.sim.request import Request
 
 _RESERVATIONS: dict[str, Reservation] = {
     "contiguous_max": "max",
+    "contiguous_declared": "declared",
     "contiguous_pow2": "pow2",
     "contiguous_exact": "exact",
 }

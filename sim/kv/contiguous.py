@@ -6,7 +6,7 @@ from typing import Literal
 from schedlab.sim.kv.ledger import NO_HIT, Hit, KVCacheManager, Mark, check_total
 from schedlab.sim.request import Request, RequestState
 
-Reservation = Literal["max", "pow2", "exact"]
+Reservation = Literal["max", "declared", "pow2", "exact"]
 
 
 class ContiguousKVCache(KVCacheManager):
@@ -19,9 +19,10 @@ class ContiguousKVCache(KVCacheManager):
     ----------
     num_blocks, block_size : int
         Blocks in the pool, and tokens in a block (the granularity of a range).
-    reserve : {"max", "pow2", "exact"}
-        What is reserved behind the prompt: room up to `max_model_len`; the next power of two of
-        the true output; exactly the true output. These are the baselines Orca (Max), (Pow2) and
+    reserve : {"max", "declared", "pow2", "exact"}
+        What is reserved behind the prompt: room up to `max_model_len`; the `max_tokens` that the
+        request declares, as Orca does (OSDI 2022, algorithm 1); the next power of two of the true
+        output; exactly the true output. All but the second are the baselines Orca (Max), (Pow2) and
         (Oracle) of the PagedAttention paper (section 6.1); the last two know what no server can.
     max_model_len : int
         Longest sequence, in tokens.
@@ -128,6 +129,8 @@ class ContiguousKVCache(KVCacheManager):
         """Count the blocks of the request's reservation, whatever it has computed."""
         if self._reserve == "max":
             tokens = self._max_model_len
+        elif self._reserve == "declared":
+            tokens = min(request.prompt_tokens + request.max_tokens, self._max_model_len)
         else:
             output = self._output_tokens(request)
             room = 1 << (output - 1).bit_length() if self._reserve == "pow2" else output

@@ -37,7 +37,7 @@ from tests.policy_cases import PARAMS, make
 from tests.property.test_combinations import DRAFT_LENGTHS
 from tests.property.test_fleet_combinations import ROLES, FleetCombination
 from tests.property.test_fleet_failures import Restless, UpAndDown
-from tests.workloads import EDGES, KV_ALLOCATORS, refined
+from tests.workloads import EDGES, refined
 
 LONGEST = 100
 RUNS_OF_A_POLICY = 9
@@ -151,7 +151,9 @@ def _limits(draw: _Draw, kind: str) -> EngineConfig:
         watermark=draw(0.0, 0.01, 0.05),
         null_blocks=draw(0, 1),
         scheduler_reserve_full_isl=draw(True, False),
-        kv_allocator="paged" if paged else draw(*KV_ALLOCATORS[1:]),
+        kv_allocator="paged"
+        if paged
+        else draw("contiguous_max", "contiguous_pow2", "contiguous_exact"),
         preempt_in_order=draw(True, False),
         preemption_mode=draw("recompute", "swap") if swap_blocks else "recompute",
         swap_space_blocks=swap_blocks,

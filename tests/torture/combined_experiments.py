@@ -10,6 +10,7 @@ from schedlab.policies import registry as policies
 from schedlab.policies.routers import registry as routers
 from tests.torture.feature_experiments import FEATURES, experiment
 from tests.torture.sandbox import Case
+from tests.workloads import KV_ALLOCATORS
 
 NUM_COMBINED = 6_000
 """How many there are."""
@@ -25,7 +26,7 @@ _ENGINE: dict[str, tuple[Any, ...]] = {
     "threshold_spares_lone_request": (True,),
     "watermark": (0.01, 0.1),
     "scheduler_reserve_full_isl": (True,),
-    "kv_allocator": ("contiguous_max", "contiguous_pow2", "contiguous_exact"),
+    "kv_allocator": KV_ALLOCATORS[1:],
     "enable_prefix_caching": (True, True, False),
     "free_uncached_first": (True,),
     "async_scheduling": (True,),

@@ -9,7 +9,7 @@ from tests.laws import arrival
 
 
 def state(request_id, prompt=10, computed=0):
-    s = RequestState(arrival(request_id, prompt=prompt).request)
+    s = RequestState(arrival(request_id, prompt=prompt, max_tokens=100).request)
     s._computed = computed
     return s
 
@@ -45,15 +45,21 @@ def test_paged_cache_fragmentation_is_the_tail_of_the_last_block():
 
 @pytest.mark.parametrize(
     ("reserve", "blocks"),
-    [("max", 200), ("pow2", 10 + 32), ("exact", 10 + 25)],
+    [("max", 200), ("declared", 10 + 100), ("pow2", 10 + 32), ("exact", 10 + 25)],
 )
 def test_contiguous_cache_reserves_prompt_and_room_for_the_answer(reserve, blocks):
-    # Prompt 10, answer 25: up to max_model_len 200; next power of two 32; exactly 25.
+    # Prompt 10, answer 25: up to max_model_len 200; the declared 100; next power of two 32; 25.
     kv = contiguous(reserve, num_blocks=300)
     assert kv.allocate(state(0), 10)
     assert kv.num_blocks - kv.free_blocks == blocks
     assert kv.allocate(state(0, computed=10), 1), "later tokens are paid for"
     assert kv.num_blocks - kv.free_blocks == blocks
+
+
+def test_contiguous_cache_reserves_no_more_of_what_is_declared_than_the_model_holds():
+    kv = contiguous("declared", max_model_len=60)
+    assert kv.allocate(state(0), 10)
+    assert kv.free_blocks == 40
 
 
 def test_contiguous_range_is_used_up_to_its_end_by_an_answer_that_is_cut_off():

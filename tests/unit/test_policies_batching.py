@@ -61,6 +61,14 @@ def test_orca_with_reserved_memory_admits_by_the_longest_answer_and_never_preemp
     assert log.requests()["num_preemptions"].sum() == 0
 
 
+def test_orca_with_declared_lengths_reserves_prompt_and_longest_answer():
+    # Of 10 blocks, two a request: 8 tokens declared of the model's 40.
+    work = [arrival(i, prompt=4, output=4, max_tokens=4) for i in range(3)]
+    config = limits(num_blocks=10, max_model_len=40, kv_allocator="contiguous_declared")
+    got, _ = batches("orca", work, config)
+    assert got == [{0: 4, 1: 4, 2: 4}] + 3 * [{0: 1, 1: 1, 2: 1}]
+
+
 def test_sarathi_decodes_first_then_prefills_under_way_then_new_within_the_chunk():
     work = [
         arrival(0, prompt=3, output=4),
