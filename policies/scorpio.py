@@ -39,8 +39,9 @@ class Scorpio(Policy):
     `safety` times over, less than 0.99 of the tightest target (always if nobody runs). The rows
     have the mean length that all have now, and half the answer predicted of the next one, as in
     the authors' code (MisterBrookT/Scorpio, scheduler.py, `_tpot_admission_control` and
-    `_pred_tpot`): how much longer the others will get is left out. *Credits.* Each step earns a decode its pace, and costs one credit when it runs:
-    at twice the tightest target it runs in every other step.
+    `_pred_tpot`): how much longer the others will get is left out. *Credits.* Each step earns a
+    decode its pace, and costs one credit when it runs: at twice the tightest target it runs in
+    every other step.
 
     The authors' loop is vLLM V0's, where prompts are steps of their own: `prefill_first`. By
     default prompts and decodes share steps as in V1; the guard prices decodes alone, so it is

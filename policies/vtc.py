@@ -25,8 +25,8 @@ class VirtualTokenCounter(ContinuousBatching):
 
     The authors' code admits only what fits at its declared end, and so never evicts; here memory is
     taken as it is needed, from the latest admission when it runs out, and whoever comes back from
-    an eviction is not charged again for its prompt. Nor is who comes from another engine, for prompt
-    or tokens: each engine charges what it served. In that code 10 decode steps pass after an
+    an eviction is not charged again for its prompt. Nor is who comes from another engine, for
+    prompt or tokens: each engine charges what it served. In that code 10 decode steps pass after an
     admission before the queue is looked at again, as a prefill stops the batch there; here prompts
     share steps, so by default it is looked at in every step (`max_waiting_tokens`).
 
