@@ -25,7 +25,8 @@ class LearningToRank(Ranked):
     always swaps: set ``engine.preemption_mode: swap`` to follow it, recomputation is charged
     otherwise. Its proactive swap-in is covered by admission in the order of rank; its order stops
     at the first request that does not fit, where here running requests behind a waiting one that
-    does not fit still run. Idle iterations count from the end of the one in which a request came.
+    does not fit still run, and it asks for a free block for each decode as vLLM V0 does, see
+    `prefill_first`. Idle iterations count from the end of the one in which a request came.
 
     A decision is O(n log n) in the running batch; a step that promotes merges the promoted into the
     queue anew, which is linear, but a merge of two sorted runs. Skip-ahead is honest because scores

@@ -20,8 +20,10 @@ class Sarathi(Policy):
 
     Use it with ``engine.scheduler_reserve_full_isl: true`` and ``engine.watermark: 0.01``, which
     is how the original admits: only if the whole prompt fits. It takes all of that memory at once;
-    here it is looked for, and taken as it is needed. The chunk that follows the position in the
-    prompt (dynamic chunking) is not modelled.
+    here it is looked for, and taken as it is needed. The original asks for a free block for each
+    decode whether it opens one or not (`can_append_slot`), and so evicts a little sooner, as
+    `prefill_first` tells of vLLM V0. The chunk that follows the position in the prompt (dynamic
+    chunking) is not modelled.
 
     Skip-ahead is honest: a decode-only step means that no prompt has room; with no event the
     chunk's room and the seats stay the same, and free blocks only fall.

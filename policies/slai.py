@@ -26,8 +26,10 @@ class SLAI(Policy):
     which holds memory for longer.
 
     A decode without a free block takes it from the latest prompt under way, else it is preempted
-    itself. Use it with ``engine.scheduler_reserve_full_isl: true``, which is how the original
-    admits. RAD, the theoretical scheduler of the same paper, is not modelled.
+    itself. The original asks for that block whether the decode opens it or not, and so evicts a
+    little sooner, as `prefill_first` tells of vLLM V0. Use it with
+    ``engine.scheduler_reserve_full_isl: true``, which is how the original admits. RAD, the
+    theoretical scheduler of the same paper, is not modelled.
 
     A decision is O(n log n) in the running batch. Skip-ahead is honest: while all decodes run, no
     prompt is under way and nobody could be admitted, deadlines change nothing; any other step
