@@ -272,8 +272,8 @@ def test_policy_that_needs_predictions_says_so_when_there_are_none(name):
         batches(name, [arrival(0), arrival(1)], limits())
 
 
-def test_key_of_who_starts_over_is_that_of_a_new_request_unless_it_goes_by_what_is_left():
-    by_what_is_left = {"fair_batching", "program_srpt", "qoserve", "srtf", "trail"}
+def test_key_of_who_starts_over_is_that_of_a_new_request_unless_it_goes_by_the_answer_so_far():
+    by_the_answer = {"fair_batching", "program_srpt", "qoserve", "slai", "srtf", "trail"}
     asks_the_engine = {"fastserve", "magnus", "vtc"}
     for name in sorted(set(registry.names()) - asks_the_engine):
         policy = registry.make(name)
@@ -283,4 +283,4 @@ def test_key_of_who_starts_over_is_that_of_a_new_request_unless_it_goes_by_what_
             policy.on_arrival(state, 80)
         fresh = policy.key(state, 900)
         state._generated = 2
-        assert (policy.key(state, 900) == fresh) == (name not in by_what_is_left), name
+        assert (policy.key(state, 900) == fresh) == (name not in by_the_answer), name
