@@ -53,7 +53,8 @@ class QoServe(Policy):
 
     Optimises the number of requests that meet their targets. Needs the targets (``slo``: to the
     first token and between tokens, or to the end; defaults below) and the calibrated step-time
-    estimate; lengths are learned from the past, by application.
+    estimate; lengths are learned from the past, by application. An engine that computes prompts for
+    others sees no answer end, and learns none: to it, answers take no time.
 
     *Deadlines.* An interactive request is due `ttft_s` after its arrival, and every `tbt_s` from
     then on. Where only the end has a target, the first token is due at that end less `batch_tbt_s`
