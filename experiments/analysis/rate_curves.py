@@ -18,10 +18,19 @@ SATURATED = 1.05
 
 def curve_name(row: Row) -> str:
     """Return what tells a row's curve from the others: its settings but the rate."""
+    return _named(row, RATE_KEYS)
+
+
+def setting_name(row: Row) -> str:
+    """Return all settings of a row in a line, under the names that figures give them."""
+    return _named(row, ())
+
+
+def _named(row: Row, without: Sequence[str]) -> str:
     rest = [
         value if key in ("policy", FOLDER) else f"{key.rsplit('.', 1)[-1]}={value}"
         for key, value in row.settings.items()
-        if key not in RATE_KEYS
+        if key not in without
     ]
     return ", ".join(rest) or row.policy
 

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.figures import plots
-from schedlab.experiments.figures.figures import good_requests_per_usd, shown_load
+from schedlab.experiments.figures.figures import (
+    first_runs_in_words,
+    good_requests_per_usd,
+    in_title,
+    seed_in_words,
+    shown_load,
+)
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.interactive import shown
 from schedlab.experiments.results.saved_results import SavedResults
@@ -95,7 +101,7 @@ class Plots:
 
     def latency_cdf(self, metric: str = "ttft", rate: float | None = None) -> Shown:
         """Draw the distribution of a latency over requests (first replication) at one load."""
-        rows, title = self._at(rate)
+        rows, title = self._first_at(rate)
         return self._shown(plots.latency_cdf(self._first(rows), title, metric))
 
     def slowdown_against_length(self, rate: float | None = None) -> Shown:
@@ -103,7 +109,7 @@ class Plots:
         from schedlab.experiments.analysis.latencies import alone_s
         from schedlab.experiments.specification.loading import load_spec
 
-        rows, title = self._at(rate)
+        rows, title = self._first_at(rate)
         alone = alone_s(load_spec(self._results.of(rows[0])[0].folder / "spec.yaml"))
         return self._shown(plots.slowdown_against_length(self._first(rows), alone, title))
 
@@ -124,7 +130,8 @@ class Plots:
 
     def batching(self) -> Shown:
         """Draw who sat in which seat of the batch, a panel a setting."""
-        return self._shown(plots.batching(self._first(self._rows), self._results.name))
+        title = first_runs_in_words(self._results, self._rows, self._results.name, "")
+        return self._shown(plots.batching(self._first(self._rows), title))
 
     def engines_over_time(self, setting: str | None = None) -> Shown:
         """Draw requests and memory of each engine of a fleet over time, of one run."""
@@ -162,6 +169,10 @@ class Plots:
     def _first(self, rows: Sequence[Row]) -> dict[str, RunResult]:
         return {plots.curve_name(row): self._results.of(row)[0].load() for row in rows}
 
+    def _first_at(self, rate: float | None) -> tuple[list[Row], str]:
+        rows, load = shown_load(self._rows, rate)
+        return rows, first_runs_in_words(self._results, rows, self._results.name, load)
+
     def _one(self, setting: str | None) -> tuple[str, RunResult]:
         from schedlab.sim.errors import SpecError, nearest
 
@@ -169,4 +180,5 @@ class Plots:
         if setting is not None and setting not in labels:
             raise SpecError(f"no setting is called {setting!r} here; {nearest(setting, labels)}")
         point = self._results.runs[0] if setting is None else labels[setting]
-        return point.label, point.load()
+        alike = [run for run in self._results.runs if run.label == point.label]
+        return in_title(point.label, seed_in_words(alike)), point.load()

@@ -12,7 +12,9 @@ from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.figures import (
     Drawing,
     drawings,
+    first_runs_in_words,
     good_requests_per_usd,
+    one_run_in_words,
     shown_load,
 )
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
@@ -207,7 +209,11 @@ def _cdf(results: SavedResults, title: str, chosen: Chosen) -> Figure:
     metric = chosen.metrics[0] if chosen.metrics else "ttft"
     if len(chosen.metrics) > 1 or metric not in _LATENCIES:
         raise SpecError(f"cdf takes one --metric; {nearest(metric, _LATENCIES)}")
-    rows, title = _at_one_load(results, title)
+    if chosen.title is None:
+        rows, load = shown_load(results.rows)
+        title = first_runs_in_words(results, rows, title, load)
+    else:
+        rows, title = _at_one_load(results, title)
     return plots.latency_cdf(
         {curve_name(row): results.of(row)[0].load() for row in rows}, title, metric
     )
@@ -218,12 +224,20 @@ def _goodput_per_dollar(results: SavedResults, title: str, _: Chosen) -> Figure:
     return plots.goodput_per_dollar(good_requests_per_usd(results, rows), title)
 
 
-def _one_run(results: SavedResults) -> RunResult:
+def _one_run(results: SavedResults, title: str, chosen: Chosen) -> tuple[RunResult, str]:
+    """Return the run that is shown and what to write above it: which it is, unless told what."""
     if len(results.rows) > 1:
         raise SpecError(
             f"shows one run, and here are {len(results.rows)} settings: --filter one of them"
         )
-    return results.runs[0].load()
+    if chosen.title is None:
+        title = f"{title} ({one_run_in_words(results, results.rows[0])})"
+    return results.runs[0].load(), title
+
+
+def _shares(results: SavedResults, title: str, chosen: Chosen) -> Figure:
+    run, title = _one_run(results, title, chosen)
+    return plots.engine_shares(run.observation(), title)
 
 
 FIGURES: dict[str, _Kind] = {
@@ -254,23 +268,23 @@ FIGURES: dict[str, _Kind] = {
     "cdf": _Kind("Distribution of a latency over requests, at one load.", _cdf, ("metric",)),
     "time_series": _Kind(
         "Requests and KV memory over the time of one run.",
-        lambda results, title, _: plots.time_series(_one_run(results), title),
+        lambda *asked: plots.time_series(*_one_run(*asked)),
     ),
     "gantt": _Kind(
         "What happened to each of the first requests of one run.",
-        lambda results, title, _: plots.gantt(_one_run(results), title),
+        lambda *asked: plots.gantt(*_one_run(*asked)),
     ),
     "engines_over_time": _Kind(
         "Requests and KV memory of every engine of a fleet over time, of one run.",
-        lambda results, title, _: plots.engines_over_time(_one_run(results), title),
+        lambda *asked: plots.engines_over_time(*_one_run(*asked)),
     ),
     "engine_shares": _Kind(
         "Requests, tokens and time of every engine of a fleet, of one run.",
-        lambda results, title, _: plots.engine_shares(_one_run(results).observation(), title),
+        _shares,
     ),
     "transfers": _Kind(
         "KV of prompts that went from engine to engine, of one run.",
-        lambda results, title, _: plots.transfers(_one_run(results), title),
+        lambda *asked: plots.transfers(*_one_run(*asked)),
     ),
     "goodput_per_dollar": _Kind(
         "Requests within their targets for a dollar, at one load.", _goodput_per_dollar

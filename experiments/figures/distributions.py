@@ -19,6 +19,7 @@ from schedlab.experiments.figures.style import (
     new_figure,
     note,
     plain_numbers,
+    title_in_lines,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def latency_cdf(results: Mapping[str, RunResult], title: str, metric: str = "ttf
         _draw_cdfs(axes, values)
         axes.set_xscale("log")
         axes.set_xlabel(f"{_NAMES[metric]} (ms); marks: P50 and P99")
-        axes.set_title(title)
+        title_in_lines(axes, title)
         plain_numbers(axes, "x")
     return figure
 

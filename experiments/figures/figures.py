@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedlab.experiments.analysis.frontier import on_frontier
-from schedlab.experiments.analysis.rate_curves import curves, rate
+from schedlab.experiments.analysis.rate_curves import curves, rate, setting_name
 from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.style import save
 from schedlab.experiments.figures.timelines import ran
+from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.selection import num_gpus
 from schedlab.experiments.results.tables import Row
@@ -171,6 +172,31 @@ def all_loads(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
     return [(there, _load_in_words(there[0])) for there in _by_load(rows).values()]
 
 
+def seed_in_words(replications: Sequence[PointMetrics]) -> str:
+    """Return for a title which of the replications is shown, the first; nothing if one is there."""
+    if len(replications) < 2:
+        return ""
+    seed = replications[0].head().get("provenance", {}).get("seed", replications[0].replication)
+    return f"seed {seed}, first of {len(replications)}"
+
+
+def one_run_in_words(results: SavedResults, row: Row) -> str:
+    """Return for a title the setting and the seed of its first run."""
+    return in_title(setting_name(row), seed_in_words(results.of(row)))
+
+
+def first_runs_in_words(results: SavedResults, rows: Sequence[Row], title: str, load: str) -> str:
+    """Return a title of the first runs of some settings at one load, or of one."""
+    if len(rows) == 1:
+        return f"{title} ({one_run_in_words(results, rows[0])})"
+    return in_title(f"{title} {load}".rstrip(), seed_in_words(results.of(rows[0])))
+
+
+def in_title(*parts: str) -> str:
+    """Return the parts of a title that are there."""
+    return ", ".join(filter(None, parts))
+
+
 def _by_load(rows: Sequence[Row]) -> dict[float, list[Row]]:
     loads: dict[float, list[Row]] = {}
     for row in rows:
@@ -247,7 +273,9 @@ def _between_settings(results: SavedResults) -> Iterator[Drawing]:
 
         def cdf(metric: str = metric) -> Figure:
             return plots.latency_cdf(
-                {label: run.load() for label, run in runs.items()}, title, metric
+                {label: run.load() for label, run in runs.items()},
+                first_runs_in_words(results, shown, results.name, load),
+                metric,
             )
 
         yield Drawing(
@@ -259,7 +287,7 @@ def _between_settings(results: SavedResults) -> Iterator[Drawing]:
 
 def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
     run = results.runs[0].load()
-    title = f"{results.name} ({run.policy})"
+    title = f"{results.name} ({one_run_in_words(results, results.rows[0])})"
     for metric, words in (("ttft", "time to first token"), ("e2el", "end-to-end latency")):
 
         def cdf(metric: str = metric) -> Figure:
@@ -280,7 +308,7 @@ def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
 
 def _of_one_fleet(results: SavedResults) -> Iterator[Drawing]:
     run = results.runs[0].load()
-    title = f"{results.name} ({run.policy})"
+    title = f"{results.name} ({one_run_in_words(results, results.rows[0])})"
     if not run.engines or not ran(run):
         return
     yield Drawing(

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.experiments.figures.heat_map import shades
-from schedlab.experiments.figures.style import GREY, LOOKS, house_style, looks, new_figure, note
+from schedlab.experiments.figures.style import (
+    GREY,
+    LOOKS,
+    house_style,
+    looks,
+    new_figure,
+    note,
+    title_in_lines,
+)
 from schedlab.experiments.figures.timelines import check_ran
 from schedlab.experiments.statistics import estimate, with_interval
 from schedlab.sim.errors import SchedlabError
@@ -94,7 +102,7 @@ def engines_over_time(result: RunResult, title: str) -> Figure:
         panels[2].set_ylabel("most / mean\nrequests")
         panels[2].set_xlim(0, edges_s[-1])
         panels[2].set_xlabel("time since the first arrival (s)")
-        panels[0].set_title(title)
+        title_in_lines(panels[0], title)
         if down.any():
             note(figure, "white: the engine was not up")
     return figure
@@ -204,7 +212,7 @@ def transfers(result: RunResult, title: str, max_requests: int = 40) -> Figure:
         axes.set_ylabel("engines")
         axes.set_xlabel("time since the first arrival (s)")
         part = f" (first {len(chosen)} of {len(sent)} requests)" if len(sent) > len(chosen) else ""
-        axes.set_title(title + part)
+        title_in_lines(axes, title + part)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         took_ms = (
             whole_numbers(columns, "transfer_end_ns") - whole_numbers(columns, "transfer_start_ns")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from schedlab.experiments.figures.style import GREY, house_style, new_figure
+from schedlab.experiments.figures.style import GREY, house_style, new_figure, title_in_lines
 from schedlab.sim.record.columns import completed
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def gantt(result: RunResult, title: str, max_requests: int = 40) -> Figure:
         axes.set_xlabel("time since the first arrival (s)")
         total = len(columns["id"])
         part = f" (first {len(order)} of {total} requests)" if total > len(order) else ""
-        axes.set_title(title + part)
         _legend(axes, seen)
+        title_in_lines(axes, title + part, over_legend=True)
     return figure
 
 

@@ -94,6 +94,8 @@ _paper: ContextVar[str | None] = ContextVar("_paper", default=None)
 _LEAST_HEIGHT = 2.3
 _CHARACTERS_PER_INCH = 19
 _LONGEST_AT_END = 20
+_LEFT_OF_TITLES = 0.6  # inches, of the numbers and the name of an axis
+_CHARACTER_PER_SIZE = 0.58  # the mean width of a bold one
 
 
 def legend_width(labels: Iterable[str], panel: float) -> float:
@@ -165,6 +167,19 @@ def note(figure: Figure, text: str) -> None:
         legend.get_title().set_color(GREY)
     else:
         figure.supxlabel(text, fontsize=size, color=GREY)
+
+
+def title_in_lines(axes: Axes, title: str, *, over_legend: bool = False) -> None:
+    """Write a title in as many lines as the width asks for, above a legend that stands there."""
+    import matplotlib as mpl
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    size = float(mpl.rcParams["axes.titlesize"])
+    room = 72 * (float(figure.get_size_inches()[0]) - _LEFT_OF_TITLES)
+    lines = textwrap.wrap(title, round(room / (_CHARACTER_PER_SIZE * size)))
+    above = 2.0 * float(mpl.rcParams["font.size"]) if over_legend else 0.0
+    axes.set_title("\n".join(lines), pad=float(mpl.rcParams["axes.titlepad"]) + above)
 
 
 def fit_beside(names: Iterable[str]) -> bool:

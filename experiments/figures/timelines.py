@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.experiments.figures.style import LOOKS, PALE, Look, house_style, new_figure
+from schedlab.experiments.figures.style import (
+    LOOKS,
+    PALE,
+    Look,
+    house_style,
+    new_figure,
+    title_in_lines,
+)
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.record.columns import BATCH_ROWS, Batched, Column, Columns, whole_numbers
 
@@ -96,7 +103,7 @@ def time_series(result: RunResult, title: str) -> Figure:
             axes.legend(loc="lower right", ncols=3, bbox_to_anchor=(1, 1.0), borderaxespad=0)
         sampled = f"; of every {every} steps one" if every > 1 else ""
         panels[-1].set_xlabel(f"time since the first arrival (s){sampled}")
-        requests.set_title(title)
+        title_in_lines(requests, title, over_legend=True)
     return figure
 
 

@@ -16,7 +16,7 @@ from schedlab.experiments.figures.chosen import FIGURES, Chosen, Drawing, draw_c
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.searches import answers, tried, tuned
-from schedlab.experiments.figures.style import SIZES, new_figure, paper
+from schedlab.experiments.figures.style import SIZES, house_style, new_figure, paper, title_in_lines
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import SavedResults, read_results
 from schedlab.experiments.results.selection import (
@@ -385,12 +385,14 @@ def test_figure_by_name_is_handed_what_was_asked_for(monkeypatch, name, asked, t
         "shown_load": lambda rows: (list(rows[1:]), "at 3"),
         "curve_name": lambda row: f"curve of {row}",
         "good_requests_per_usd": lambda results, rows: f"good {' '.join(rows)}",
+        "first_runs_in_words": lambda results, rows, title, load: f"{title} {load}",
     }  # fmt: skip
     for key, value in patches.items():
         monkeypatch.setattr(chosen_figures, key, value)
     assert FIGURES[name].draw(both, "title", Chosen(**asked)) == told
     if told[-1] == "title at 3" or told[2] == "title at 3":
-        assert "" in FIGURES[name].draw(both, "", Chosen(**asked)), "no title has no load either"
+        untitled = FIGURES[name].draw(both, "", Chosen(**asked, title=""))
+        assert "" in untitled, "no title has no load either"
 
 
 @pytest.mark.parametrize(
@@ -404,9 +406,55 @@ def test_figure_by_name_is_handed_what_was_asked_for(monkeypatch, name, asked, t
 )  # fmt: skip
 def test_figure_of_one_run_is_of_one_setting(monkeypatch, name, shown):
     monkeypatch.setattr(chosen_figures, "plots", Plots())
-    assert FIGURES[name].draw(results_of("a"), "t", Chosen()) == shown
+    monkeypatch.setattr(chosen_figures, "one_run_in_words", lambda results, row: f"words of {row}")
+    assert FIGURES[name].draw(results_of("a"), "t", Chosen(title="t")) == shown
+    own = FIGURES[name].draw(results_of("a"), "t", Chosen())
+    assert own == (*shown[:2], "t (words of a)"), "what nobody named says which run it is"
     with pytest.raises(SpecError, match="shows one run, and here are 2 settings: --filter one"):
         FIGURES[name].draw(results_of("a", "b"), "t", Chosen())
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """Three seeds of each setting, from 7 on."""
+    place = tmp_path_factory.mktemp("results") / "seeds"
+    sweep = {"policy": ["fcfs", "static"], "workload.request_rate": [1, 4]}
+    sl.run({**SWEPT, "seed": 7, "replications": 3, "sweep": sweep}, folder=place)
+    return read_results(place)
+
+
+def test_figures_of_one_run_of_several_say_which_in_their_titles(seeds):
+    one = filtered(seeds, {"policy": ["static"], "request_rate": ["4"]})
+    for name in ("gantt", "time_series", "cdf"):
+        said = FIGURES[name].draw(one, "swept", Chosen()).axes[0].get_title(loc="left")
+        assert said.startswith("swept (static, request_rate=4, seed 7, first of 3)"), name
+    for drawing in figures.drawings(seeds):
+        if drawing.name.endswith("_cdf"):
+            said = drawing.draw().axes[0].get_title(loc="left")
+            assert said == "swept at 4 requests/s, seed 7, first of 3"
+    plot = accessor.Plots(seeds, still=True)
+    said = plot.gantt("static, request_rate=4").axes[0].get_title(loc="left")
+    assert said == "static, request_rate=4, seed 7, first of 3"
+
+
+def test_title_of_a_run_without_seeds_and_settings_names_its_policy_alone():
+    point = SimpleNamespace(label="one")
+    row = Row("one", "fcfs", {}, 1, {})
+    alone = SimpleNamespace(rows=[row], runs=[point], of=lambda row: [point])
+    assert figures.one_run_in_words(alone, row) == "fcfs"
+
+
+def test_long_title_is_written_in_lines_above_the_legend():
+    with paper("column"), house_style():
+        axes = new_figure(8, 4).subplots()
+        title_in_lines(axes, "word " * 20, over_legend=True)
+        lines = axes.get_title(loc="left").split("\n")
+        assert len(lines) > 1
+        assert max(map(len, lines)) < 50
+    above = axes.titleOffsetTrans.get_matrix()[1, 2]
+    with house_style():
+        title_in_lines(axes, "word")
+    assert axes.titleOffsetTrans.get_matrix()[1, 2] < above
 
 
 @pytest.mark.parametrize("into", [None, "out"])
@@ -501,10 +549,15 @@ def test_figure_for_a_column_is_lower_in_proportion_down_to_a_height(width, heig
 
 @pytest.mark.parametrize("still", [False, True])
 def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
-    rows = [SimpleNamespace(label=f"label {one}", name=one) for one in "ab"]
+    rows = [
+        SimpleNamespace(label=f"label {one}", name=one, settings={"policy": "set"}) for one in "ab"
+    ]
     runs = [SimpleNamespace(label=f"label {one}", name=one, load=lambda one=one: Run(one),
                             folder=f"folder {one}") for one in "ab"]  # fmt: skip
-    later = SimpleNamespace(load=lambda: "another seed")
+    later = SimpleNamespace(load=lambda: "another seed", label="label of another")
+    for run in runs:
+        run.head = lambda: {"provenance": {"seed": 7}}
+        run.replication = 0
     results = SimpleNamespace(
         rows=rows, runs=runs, name="title", of=lambda row: [runs[rows.index(row)], later]
     )
@@ -521,7 +574,7 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
                         raising=False)  # fmt: skip
     plot = accessor.Plots(results)
     plot = plot.matplotlib if still else plot
-    two, title = ("ttft", "tpot"), "title at 3"
+    two, title, first = ("ttft", "tpot"), "title at 3", "title (set, seed 7, first of 2)"
     for shown, told in [
         (plot.throughput_against_p99(), ("throughput_against_p99", rows, "title", two, None)),
         (
@@ -544,7 +597,7 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
         (plot.lines(x="p", by=["q"]), ("lines", rows, "title", ("p99_ttft_ms",), "p", ["q"])),
         (plot.lines("m"), ("lines", rows, "title", ("m",), None, ())),
         (plot.heat_map(["m"], 2.0), ("heat_map", rows[1:], title, ["m"])),
-        (plot.latency_cdf("m", 3.0), ("latency_cdf", {"curve of b": "b"}, title, "m")),
+        (plot.latency_cdf("m", 3.0), ("latency_cdf", {"curve of b": "b"}, first, "m")),
         (
             plot.predictability(),
             ("predictability", {f"label {one}": [one, "another seed"] for one in "ab"}, "title"),
@@ -552,7 +605,10 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
         (plot.time_series(), ("time_series", "a", "label a")),
         (plot.time_series("label b"), ("time_series", "b", "label b")),
         (plot.gantt("label b"), ("gantt", "b", "label b")),
-        (plot.batching(), ("batching", {"curve of a": "a", "curve of b": "b"}, "title")),
+        (
+            plot.batching(),
+            ("batching", {"curve of a": "a", "curve of b": "b"}, "title, seed 7, first of 2"),
+        ),
         (plot.engines_over_time("label b"), ("engines_over_time", "b", "label b")),
         (plot.engine_shares("label b"), ("engine_shares", "all of b", "label b")),
         (plot.transfers("label b"), ("transfers", "b", "label b")),
@@ -565,7 +621,7 @@ def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
     monkeypatch.setattr("schedlab.experiments.specification.loading.load_spec", str)
     monkeypatch.setattr("schedlab.experiments.analysis.latencies.alone_s", "alone by {}".format)
     runs[0].folder, runs[1].folder = Path("first"), Path("second")
-    told = "slowdown_against_length", {"curve of b": "b"}, "alone by second/spec.yaml", title
+    told = "slowdown_against_length", {"curve of b": "b"}, "alone by second/spec.yaml", first
     assert plot.slowdown_against_length(5.0) == (told, still)
     assert loads[-1] == 5.0
 
