@@ -171,7 +171,7 @@ def attainment_against_rate(
             f"no run has a target for {metric}: set slo.ttft_ms, tpot_ms or e2el_ms"
         )
     with house_style():
-        figure = new_figure(6.6, 4.0)
+        figure = new_figure(6.6, 4.0, lowest=3.1)
         axes = figure.subplots()
         axes.axhline(100 * target, color=GREY, linewidth=0.9, linestyle=(0, (6, 2)), zorder=1)
         axes.set_ylim(0, 102)
@@ -179,24 +179,23 @@ def attainment_against_rate(
         ends: Ends = []
         for curve in drawn:
             if curve.look is None:
-                _draw_curve(axes, curve, rate, metric, 100.0, lowest=0.0)
+                _draw_curve(axes, curve, rate, metric, 100.0, within=(0.0, 100.0))
                 continue
             held, broken = rate_bracket(curve.rows, metric, target)
             told = curve._replace(name=f"{curve.name}: {_bracket_text(held, broken)}")
-            end = _draw_curve(axes, told, rate, metric, 100.0, lowest=0.0)
-            for limit in (held, broken):
-                if math.isfinite(limit):
-                    axes.plot(limit, 100 * target, "|", color=curve.look.color, markersize=9)
+            end = _draw_curve(axes, told, rate, metric, 100.0, within=(0.0, 100.0))
             ends.append((told.name, curve.look, *end))
         axes.set_xlim(left=0)
         axes.set_ylabel(metric_named(metric).axis)
         axes.set_xlabel(_RATE_NAMES[key])
         axes.set_title(title)
         _name(figure, [(axes, ends)])
+        hollow = "; hollow: saturated" if any(map(is_saturated, results)) else ""
         _explain(
             figure,
             drawn,
-            f"names say between which rates {target:.0%} ceases to hold; schedlab find says where",
+            f"dashed: {target:.0%}; names say between which rates it ceases to hold, "
+            f"schedlab find where{hollow}",
         )
     return figure
 
@@ -258,30 +257,36 @@ def _draw_curve(
     x_of: Callable[[Row], float],
     metric: str,
     scale: float,
-    lowest: float | None = None,
+    within: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
     """Draw one curve with its intervals; return where it ends.
 
-    Intervals are cut at `lowest`, or at a tenth of the value if that is None (a log axis).
+    Intervals are cut where nothing can be (`within`), or, of an axis without such ends, which is
+    logarithmic, at a tenth of the value.
     """
     x = [x_of(row) for row in curve.rows]
     y = [row.mean(metric) * scale for row in curve.rows]
     if curve.look is None:
         axes.plot(x, y, "-", color=PALE, linewidth=1.0, zorder=1)
         return math.nan, math.nan
+    from matplotlib import rcParams
+
     color, marker, line = curve.look
-    width = 2.8 - 1.4 * curve.slimness
+    # As wide and large beside what stands around them, whatever they are drawn for.
+    width = (1.75 - 0.875 * curve.slimness) * float(rcParams["lines.linewidth"])
+    size = (1.45 - 0.55 * curve.slimness) * float(rcParams["lines.markersize"])
     axes.plot(x, y, line, color=color, zorder=2, linewidth=width, label=curve.name)
     for row, at_x, at_y in zip(curve.rows, x, y, strict=True):
         half_width = row.estimate(metric).half_width
         if half_width is not None and math.isfinite(half_width):
-            floor = at_y / 10 if lowest is None else lowest
-            low = max(at_y - half_width * scale, floor)
-            axes.plot([at_x] * 2, [low, at_y + half_width * scale], color=color, linewidth=1)
+            lowest, highest = within or (at_y / 10, math.inf)
+            low = max(at_y - half_width * scale, lowest)
+            high = min(at_y + half_width * scale, highest)
+            axes.plot([at_x] * 2, [low, high], color=color, linewidth=1)
         axes.plot(
             at_x, at_y, marker, color=color, zorder=3, label=f"_{row.label}",
             markerfacecolor="white" if is_saturated(row) else color,
-            markersize=8.0 - 3.0 * curve.slimness,
+            markersize=size, clip_on=within is None,  # whole at 0 and at 100 %
         )  # fmt: skip
     drawn = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     return drawn[-1] if drawn else (math.nan, math.nan)

@@ -113,7 +113,9 @@ def paper(size: str | None) -> Iterator[None]:
         _paper.reset(token)
 
 
-def new_figure(width: float, height: float, least: float = 0.0) -> Figure:
+def new_figure(
+    width: float, height: float, least: float = 0.0, lowest: float = _LEAST_HEIGHT
+) -> Figure:
     """Return an empty figure, free of pyplot's global state.
 
     Parameters
@@ -122,6 +124,8 @@ def new_figure(width: float, height: float, least: float = 0.0) -> Figure:
         Inches on a screen. On a `paper` it is as wide as that, and lower in proportion.
     least : float
         The width below which nobody can read it.
+    lowest : float
+        The height that it keeps on a `paper`, where it is not lower on a screen.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def new_figure(width: float, height: float, least: float = 0.0) -> Figure:
                 f"needs {least:.1f} inches and a {size} has {given:g}: show less of it (--metric, "
                 "--filter), or choose another size"
             )
-        width, height = given, max(height * given / width, min(height, _LEAST_HEIGHT))
+        width, height = given, max(height * given / width, min(height, lowest))
     return Figure(figsize=(width, height), layout="constrained")
 
 

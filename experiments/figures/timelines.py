@@ -67,7 +67,7 @@ def time_series(result: RunResult, title: str) -> Figure:
     preempts = bool(num_preempted.any())
     heights = [1.2, 1.2, 0.8] + [0.6] * preempts
     with house_style():
-        figure = new_figure(8.4, 1.0 + 1.45 * sum(heights))
+        figure = new_figure(8.4, 1.0 + 1.45 * sum(heights), lowest=0.9 + sum(heights))
         panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
         requests, memory, waste = panels[:3]
         for name, look in zip(("running", "waiting"), LOOKS, strict=False):

@@ -15,7 +15,7 @@ from schedlab.experiments.figures.distributions import _by_length as by_length
 from schedlab.experiments.figures.gantt import _COLORS as PHASES
 from schedlab.experiments.figures.heat_map import times_worse
 from schedlab.experiments.figures.lines import lines
-from schedlab.experiments.figures.style import LOOKS, PALE, looks, save, spread
+from schedlab.experiments.figures.style import LOOKS, PALE, house_style, looks, paper, save, spread
 from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -303,6 +303,37 @@ def test_attainment_figure_names_each_limit():
             row("c", 2, 2, attainment=0.1), row("c", 4, 4, attainment=0.0)]  # fmt: skip
     figure = plots.attainment_against_rate(rows, "title")
     assert [text.get_text() for text in figure.axes[0].texts] == ["a: 2 to 4", "b: > 4", "c: < 2"]
+
+
+@pytest.mark.parametrize("size", [None, "column"])
+def test_attainment_figure_draws_whole_marks_and_nothing_it_does_not_explain(size):
+    rows = [row("a", 2, 2, attainment=1.0), row("a", 8, 2, attainment=0.0)]
+    with paper(size):
+        figure = plots.attainment_against_rate(rows, "title")
+        with house_style():
+            figure.draw_without_rendering()
+        (axes,) = figure.axes
+        marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+        assert [line.get_ydata()[0] for line in marks] == [100.0, 0.0], "no ticks on the bar"
+        assert not any(line.get_clip_on() for line in marks)
+        told = [
+            figure.get_supxlabel(), *(one.get_title().get_text() for one in figure.legends)
+        ]  # fmt: skip
+        said = " ".join(told).replace("\n", " ")
+        assert "dashed: 90%; names say between" in said
+        assert "hollow: saturated" in said
+        box = axes.get_position()
+        assert box.height > 0.5
+        name = axes.yaxis.label.get_window_extent()
+        assert 0 <= name.y0 <= name.y1 <= figure.bbox.y1
+
+
+def test_attainment_interval_ends_at_all_requests():
+    one = row("a", 2, 2)
+    one.metrics["slo_attainment"] = Estimate(0.99, 0.05)
+    (axes,) = plots.attainment_against_rate([one], "title").axes
+    spans = [list(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) == 2]
+    assert [pytest.approx(94.0), 100.0] in spans
 
 
 def test_attainment_figure_of_a_saturated_rate_that_holds_claims_nothing_of_it():
