@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from schedlab.experiments.specification.claim import Figure, Measure
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec, set_key
+from schedlab.experiments.specification.search import check_bound
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import KeyPath
@@ -80,6 +81,9 @@ def varied_spec(spec: ExperimentSpec, change: Mapping[str, Any]) -> ExperimentSp
 def _check_figure(spec: ExperimentSpec, figure: Figure, path: KeyPath, fail: Fail) -> None:
     for key, measure in _measures(figure):
         _check_measure(measure, (*path, *key), fail)
+    for side in ("at_most", "at_least") if figure.capacity is not None else ():
+        for name, bound in getattr(figure.capacity, side).items():
+            check_bound(name, bound, (*path, "capacity", side, name), fail)
     sides = [side for side in ("of", "against") if getattr(figure, side) is not None]
     settings = [_resolve(spec, figure, side, path, fail) for side in sides]
     if len(settings) == 2 and settings[0] == settings[1]:

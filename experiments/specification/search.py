@@ -311,6 +311,26 @@ def is_key(goal: str) -> bool:
     return "." in goal and not any(sign in goal for sign in "(:")
 
 
+def check_bound(metric: str, bound: float, path: KeyPath, fail: Fail) -> None:
+    """Refuse a bound that no run can hold, on a metric that is known.
+
+    Parameters
+    ----------
+    metric : str
+        Its name.
+    bound : float
+        What it is to be at most, or at least.
+    path : tuple
+        Where that is asked for, under `at_most` or `at_least`.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    from schedlab.sim.metrics.registry import metric_named
+
+    if impossible := metric_named(metric).no_bound(bound, at_least="at_least" in path):
+        fail(path, impossible)
+
+
 def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: Fail) -> None:
     """Check that a search names metrics that exist and keys that nothing else sets.
 
@@ -335,8 +355,9 @@ def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: F
         if section is None:
             continue
         for side in ("at_most", "at_least"):
-            for metric in getattr(section, side):
+            for metric, bound in getattr(section, side).items():
                 check(metric, (name, side, metric))
+                check_bound(metric, bound, (name, side, metric), fail)
         goal = section.key if isinstance(section, Find) else section.goal
         if isinstance(section, Tune) and not is_key(goal):
             check(goal, (name, "minimize" if section.minimize else "maximize"))

@@ -94,6 +94,25 @@ class Metric:
         """Which way it is better, None if neither."""
         return {"higher": True, "lower": False, "neither": None}[self.better]
 
+    def no_bound(self, bound: float, *, at_least: bool) -> str:
+        """Say why no run can be held to a bound; nothing where one may.
+
+        Parameters
+        ----------
+        bound : float
+            What the metric is to be at least, or at most.
+        at_least : bool
+            Which of the two.
+        """
+        if self.unit != "%" or self.scale != 100 or ":" in self.name:
+            return ""
+        if at_least and bound > 1:
+            meant = f"; {bound / 100:g}?" if bound <= 100 else ""
+            return f"{bound:g}: a share, at most 1{meant}"
+        if not at_least and bound < 0:
+            return f"{bound:g}: a share, at least 0"
+        return ""
+
     def given(self, parameters: Mapping[str, Value]) -> Metric:
         """Return the metric with its parameters chosen.
 

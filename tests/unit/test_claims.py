@@ -199,6 +199,14 @@ def test_wrong_figure_is_refused_with_the_key_at_fault(change, message):
         make_spec(spec)
 
 
+def test_capacity_within_a_share_above_one_is_refused():
+    spec = experiment(slo={"ttft_ms": 100})
+    spec["claim"]["figures"][1]["capacity"]["at_least"] = {"slo_attainment": 90}
+    said = r"figures.1.\.capacity\.at_least\.slo_attainment: 90: a share, at most 1; 0.9\?"
+    with pytest.raises(SpecError, match=said):
+        make_spec(spec)
+
+
 def test_capacity_over_a_key_that_is_not_swept_is_refused():
     spec = experiment()
     spec["claim"]["figures"][1]["capacity"]["over"] = "workload.request_rte"

@@ -586,6 +586,35 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
     assert found.best.goal.mean > 4
 
 
+SHARE = {"slo": {"ttft_ms": 9}}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"find": "max workload.request_rate subject to slo_attainment >= 90", **SHARE},
+         "find.at_least.slo_attainment: 90: a share, at most 1; 0.9?"),
+        ({"find": "max workload.request_rate subject to slo_attainment >= 900", **SHARE},
+         "find.at_least.slo_attainment: 900: a share, at most 1"),
+        ({"find": "min cluster.count subject to preempted_share <= -0.1"},
+         "find.at_most.preempted_share: -0.1: a share, at least 0"),
+        ({"tune": {"maximize": "output_throughput", "over": {"engine.max_num_seqs": [8, 64]},
+                   "at_least": {"ttft_slo_attainment": 1.5}}, **SHARE},
+         "tune.at_least.ttft_slo_attainment: 1.5: a share, at most 1; 0.015?"),
+    ],
+)  # fmt: skip
+def test_share_that_no_run_can_reach_is_refused_at_its_key(section, said):
+    with pytest.raises(SpecError, match=f"{re.escape(said)}$"):
+        spec(**section)
+
+
+def test_bounds_that_a_run_can_hold_are_taken():
+    asked = "max workload.request_rate subject to slo_attainment >= 1 and preempted_share <= 0"
+    assert spec(find=asked, **SHARE).find.at_least == {"slo_attainment": 1.0}
+    asked = "max workload.request_rate subject to completed >= 90 and mean_ttft_ms <= -1"
+    assert spec(find=asked).find.at_least == {"completed": 90.0}
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
