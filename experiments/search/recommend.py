@@ -280,8 +280,14 @@ class _Search:
             reasons = set(self.excluded.values())
             named = (f"{name}: {why}" for name, why in self.excluded.items())
             raise SpecError("; ".join(reasons if 1 == len(reasons) < len(self.excluded) else named))
+        # What may raise does so before anything runs.
         first = self._spec(candidates[0], 1)
-        load_workload(first, resolve(first).config.max_model_len)  # raises before anything runs
+        load_workload(first, resolve(first).config.max_model_len)
+        for name in self.policies:
+            try:
+                resolve(self._spec(candidates[0]._replace(policy=name), 1))
+            except SpecError as error:
+                raise SpecError(f"--policy {name}: {error}") from error
         best = self._best(self._try("deployment", candidates), candidates[-1])
         while self.length < (enough := min(_MOST_REQUESTS, math.ceil(_LEAST_RUN_S * best.rate))):
             # By steps: rates of short runs are far too high, and so would the next length be.

@@ -20,6 +20,7 @@ _EXPECTED = (
     "request_throughput", "output_throughput", "slo_attainment", "median_ttft_ms", "p99_ttft_ms",
     "median_tpot_ms", "p99_tpot_ms", "median_e2el_ms", "p99_e2el_ms", "num_preemptions",
 )  # fmt: skip
+_AS_MUCH_AS_COMES = 0.99
 HEADER = ("stage", "TP", "replicas", "max\nseqs", "max batched\ntokens", "policy", "requests/s")
 
 
@@ -58,6 +59,12 @@ def recommend_lines(found: Recommendation, cost_models: Sequence[Mapping[str, An
         + ", WHICH HAS NOT SETTLED (below)"
         * (found.best.found.settled is False)
     ]
+    served = found.expected.get("request_throughput")
+    if served is not None and served.mean < _AS_MUCH_AS_COMES * found.at_rate:
+        lines.append(
+            f"throughput is {number(served.mean)} where {number(found.at_rate)} requests/s come, "
+            "for it counts until the last answer of a finite run is there; so do tokens/s and cost"
+        )
     if not asked.served:
         lines.append(
             f"{UNNAMED} stands for what vLLM loads, a name on huggingface.co or a folder; "

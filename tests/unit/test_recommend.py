@@ -172,6 +172,19 @@ def test_workload_that_cannot_be_read_is_refused_before_anything_runs(tmp_path):
         recommend(question(workload=odd), None)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sjff", r"^--policy sjff: .*did you mean sjf\?"),
+        ("sjf", "^--policy sjf: .*needs predictions"),
+        ("no_such_module:Own", "^--policy no_such_module:Own: .*cannot import 'no_such_module'"),
+    ],
+)
+def test_policy_that_cannot_be_tried_is_refused_before_anything_runs(name, said):
+    with pytest.raises(SpecError, match=said):
+        recommend(question(policies=("fcfs", name)), None)
+
+
 def test_model_that_fits_nowhere_is_refused_with_the_reasons():
     with pytest.raises(SpecError, match=r"tensor parallel 1: .*GiB"):
         recommend(question(model="llama-3.1-70b"), None)
@@ -527,6 +540,9 @@ def test_recommendation_is_told_with_targets_rate_cost_limits_and_what_was_left_
         ({"models": [{"calibration": "CALIBRATED"}, {"calibration": "UNCALIBRATED"}]},
          "no run on your machine is in this: which setting is better is surer", None),
         ({"models": [{"calibration": "CALIBRATED"}]}, "within", "no run on your machine"),
+        ({"expected": {"request_throughput": Estimate(9.2, None)}},
+         "throughput is 9.20 where 10 requests/s come, for it counts until the last answer", None),
+        ({"expected": {"request_throughput": Estimate(9.95, None)}}, "within", "counts until"),
     ],
 )  # fmt: skip
 def test_recommendation_says_what_qualifies_it_and_only_then(changed, more, less):
