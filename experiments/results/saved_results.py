@@ -243,12 +243,20 @@ def _gathered(folder: Path, name: str, points: Sequence[PointMetrics]) -> SavedR
         runs=list(points),
         cost_models=cost_models,
         predictors=list(dict.fromkeys(map(prediction_line, predicted.values()))),
-        warnings=_told_once(told, len(points)),
+        warnings=told_once(told, len(points)),
     )
 
 
-def _told_once(told: Sequence[tuple[str, str]], num_points: int) -> list[str]:
-    """Return each warning once, with the points it concerns; `told` is (label, warning) pairs."""
+def told_once(told: Sequence[tuple[str, str]], num_points: int) -> list[str]:
+    """Return each warning once, with the points it concerns.
+
+    Parameters
+    ----------
+    told : sequence of (str, str)
+        Label of a point, and a warning of it.
+    num_points : int
+        Points in all.
+    """
     alike: dict[str, list[tuple[str, str]]] = {}
     for label, warning in told:
         alike.setdefault(re.sub(r"[0-9][0-9,.]*", "#", warning), []).append((label, warning))

@@ -281,9 +281,9 @@ def warnings(result: RunResult) -> list[str]:
     -------
     list of str
         What part of the run is measured, requests rejected (with a reason) or cut off,
-        steps outside the measured range of the cost model, who goes by cached prefixes where there
-        are none, a predictor tested on what it learned from, and rows of the trace that were
-        dropped, clipped or estimated.
+        steps outside the measured range of the cost model, what could be said before the run
+        (`experiments.running.cautions`), a predictor tested on what it learned from, and rows of
+        the trace that were dropped, clipped or estimated.
     """
     metrics = result.metrics()
     found = []
@@ -306,13 +306,9 @@ def warnings(result: RunResult) -> list[str]:
             f"{extrapolated} of {result.provenance['num_steps']} steps lie outside the range the "
             "cost model was measured in; their times are extrapolated"
         )
-    blind = result.provenance.get("without_prefixes", [])
-    assert isinstance(blind, list)
-    found += [
-        f"{who} goes by cached prefixes, and here engines cache none; set "
-        "engine.enable_prefix_caching: true"
-        for who in blind
-    ]
+    told = result.provenance.get("cautions", [])
+    assert isinstance(told, list)
+    found += told
     prediction = result.provenance.get("prediction")
     if isinstance(prediction, dict) and prediction.get("learned_from_this_trace"):
         found.append(
@@ -321,7 +317,12 @@ def warnings(result: RunResult) -> list[str]:
         )
     lines = result.provenance.get("workload", [])
     assert isinstance(lines, list)
-    return found + [line.removeprefix("note: ") for line in lines if _CHANGED.search(line)]
+    return found + changed_rows(lines)
+
+
+def changed_rows(lines: Sequence[str]) -> list[str]:
+    """Return, of what is told of a workload, which rows are not as its trace has them."""
+    return [line.removeprefix("note: ") for line in lines if _CHANGED.search(line)]
 
 
 def notes(

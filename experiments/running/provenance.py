@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from schedlab import core
+from schedlab.experiments.running.cautions import cautions
 from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
@@ -58,29 +59,10 @@ def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]
         "scheduling_overhead": asdict(point.overhead),
         **between,
         **pools,
-        **({"without_prefixes": blind} if (blind := _without_prefixes(spec, kinds)) else {}),
+        **({"cautions": told} if (told := cautions(spec, kinds)) else {}),
         "engine": _limits(point.config),
         "memory": asdict(point.memory),
     }
-
-
-def _without_prefixes(spec: ExperimentSpec, kinds: Sequence[Kind]) -> list[str]:
-    """Return who goes by cached prefixes where no engine has a cache: by key, and its name."""
-    points = [kind.point for kind in kinds]
-    cached = {p.spec.policy.name for p in points if p.config.enable_prefix_caching}
-    found = {
-        f"policy {chosen.name}"
-        for chosen in [p.spec.policy for p in points]
-        if chosen.name not in cached and registry.make(chosen.name, **chosen.knobs).needs_prefixes
-    }
-    if spec.cluster is not None and not cached:
-        chosen_by = {"router": spec.cluster.router}
-        if spec.cluster.is_disaggregated:
-            chosen_by["decode_router"] = spec.cluster.decode_router
-        for key, router in chosen_by.items():
-            if routers.router_class(router.name).needs_prefixes:
-                found.add(f"{key} {router.name}")
-    return sorted(found)
 
 
 def _limits(config: EngineConfig) -> dict[str, object]:
