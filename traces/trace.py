@@ -273,8 +273,8 @@ class Trace:
         if self.arrival_ns is None:
             origin = self.report.path or "this trace"
             raise TraceError(
-                f"{origin} has lengths but no arrival times: set a request rate or an arrival "
-                "process (see schedlab.traces.arrivals)"
+                f"{origin} has lengths but no arrival times: set a request rate "
+                "(workload.request_rate) or an arrival process (see schedlab.traces.arrivals)"
             )
         return self.arrival_ns
 

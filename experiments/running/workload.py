@@ -199,6 +199,11 @@ def _arrivals(workload: Workload, trace: Trace, seed: int) -> Trace:
         what = "req/s" if trace.turns is None else "sessions/s"
         note = "all at once" if math.isinf(rate) else f"{kind}, {rate:g} {what}"
     elif arrivals is None or arrivals.process == "replay":
+        if workload.resample:
+            raise SpecError(
+                "workload.resample: rows are drawn without the times they came at; give "
+                "workload.request_rate, or workload.arrivals another process than replay"
+            )
         trace.require_arrivals()
         return trace if workload.rate_scale is None else trace.scale(workload.rate_scale)
     elif arrivals.process == "closed_loop":

@@ -5,7 +5,7 @@ import pytest
 
 from schedlab.experiments.running.workload import is_too_short, load_workload
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.sim.errors import SpecError, TraceError
+from schedlab.sim.errors import SpecError
 
 ROWS = ((0, 10, 1), (1, 20, 2), (3, 30, 3), (6, 40, 4))
 
@@ -58,7 +58,8 @@ def test_rows_drawn_at_random_are_whole_and_come_when_the_rate_says(loaded):
 
 
 def test_rows_drawn_at_random_have_no_times_of_their_own(loaded):
-    with pytest.raises(TraceError, match="has lengths but no arrival times: set a request rate"):
+    said = "workload.resample: rows are drawn without the times .*; give workload.request_rate"
+    with pytest.raises(SpecError, match=said):
         loaded(resample=True, num_requests=9)
 
 

@@ -45,6 +45,21 @@ BAD_ROWS = [
         "TIMESTAMP,ContextToken,GeneratedTokens\n",
         r":1: no column 'ContextTokens'; did you",
     ),
+    (
+        "azure",
+        "TIMESTAMP,ContextTokens\n",
+        r":1: no column 'GeneratedTokens'; there are TIMESTAMP, ContextTokens$",
+    ),
+    (
+        "azure",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n",
+        r":2: 2 cells where the header has 3 \(is the line truncated\?\)",
+    ),
+    (
+        "azure",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3,4\n",
+        r":2: 4 cells where the header has 3 \(a comma too many\?\)",
+    ),
     ("burstgpt", BURST + "5,a,1,0,1,b\n", r"1 rows, none usable \(1 failed call: 0 tokens\)"),
     ("burstgpt", BURST + "nan,a,1,1,1,b\n", r":2: Timestamp is 'nan', expected a finite time"),
     ("mooncake", MOON + '{"timestamp": 6, "input_le', r":2: no complete JSON object"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
-from schedlab.sim.errors import TraceError, look_alike, nearest
+from schedlab.sim.errors import TraceError, look_alike
 from schedlab.sim.files import irregular
 from schedlab.traces.published import PUBLISHED
 from schedlab.traces.row_error import RowError
@@ -175,9 +175,10 @@ def csv_records(
                 if not row:
                     continue
                 if len(row) != len(names):
+                    guess = "is the line truncated" if len(row) < len(names) else "a comma too many"
                     raise TraceError(
                         f"{path}:{reader.line_num}: {len(row)} cells where the header has "
-                        f"{len(names)} (is the line truncated?)"
+                        f"{len(names)} ({guess}?)"
                     )
                 chunk.lines.append(reader.line_num)
                 chunk.values.append(row)
@@ -230,7 +231,9 @@ def _check_columns(
     """Raise for the first missing name, with what looks most like it."""
     for name in required:
         if name not in names:
-            raise TraceError(f"{path}:{line}: no column {name!r}; {nearest(name, names)}")
+            near = look_alike(name, [one for one in names if one not in required])
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
+            raise TraceError(f"{path}:{line}: no column {name!r}; {hint}")
 
 
 _PACKED = {
