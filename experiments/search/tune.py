@@ -411,7 +411,9 @@ def _values(spec: ExperimentSpec, asked: Tune) -> dict[str, Value]:
 def _value(spec: ExperimentSpec, key: str) -> float:
     data = _at(spec, key)
     if not isinstance(data, int | float):
-        raise SpecError(f"tune.over: {key} has no number in this experiment to start from")
+        raise SpecError(
+            f"tune.over: {key} has no number in this experiment to start from: give it one"
+        )
     return data
 
 

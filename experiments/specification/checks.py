@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from schedlab.experiments.specification.arrivals import Arrivals
 from schedlab.experiments.specification.cluster import AutoscalerKeys, MigratorKeys
@@ -23,11 +23,13 @@ from schedlab.experiments.specification.pools import engine_pools, pool_path
 from schedlab.experiments.specification.sessions import DurationsSpec, SessionsSpec
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.experiments.specification.workload import Workload
-from schedlab.sim.errors import SpecError, TraceError, nearest
+from schedlab.sim.errors import SpecError, TraceError, look_alike, nearest
 from schedlab.sim.files import irregular
 from schedlab.sim.yaml_lines import KeyPath
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
+_NAMING = {"name", "process", "distribution"}
+"""Keys that say whose knobs the others of their section are."""
 
 Fail = Callable[[KeyPath, str], NoReturn]
 
@@ -106,7 +108,7 @@ def _check_speculation(spec: ExperimentSpec, fail: Fail) -> None:
         known = list(registry.draft_length_class(chosen.name).knobs())
     except SpecError as error:
         fail((*path, "draft_length", "name"), str(error))
-    _check_knobs((*path, "draft_length"), chosen.name, chosen.knobs, known, fail)
+    _check_knobs((*path, "draft_length"), chosen.name, chosen, chosen.knobs, known, fail)
     try:
         registry.make(chosen.name, **chosen.knobs)
     except SpecError as error:
@@ -196,7 +198,7 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
             cls = routers.router_class(chosen.name)
         except SpecError as error:
             fail((*where, "name"), str(error))
-        _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
+        _check_knobs(where, chosen.name, chosen, chosen.knobs, list(cls.knobs()), fail)
         try:
             routers.make(chosen.name, spec.seed, **chosen.knobs)
         except SpecError as error:
@@ -220,7 +222,7 @@ def _check_migrator(where: KeyPath, chosen: MigratorKeys | None, fail: Fail) -> 
         cls = migrators.migrator_class(chosen.name)
     except SpecError as error:
         fail((*where, "name"), str(error))
-    _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
+    _check_knobs(where, chosen.name, chosen, chosen.knobs, list(cls.knobs()), fail)
     try:
         migrators.make(chosen.name, **chosen.knobs)
     except SpecError as error:
@@ -236,7 +238,7 @@ def _check_autoscaler(where: KeyPath, chosen: AutoscalerKeys | None, fail: Fail)
         cls = autoscalers.autoscaler_class(chosen.name)
     except SpecError as error:
         fail((*where, "name"), str(error))
-    _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
+    _check_knobs(where, chosen.name, chosen, chosen.knobs, list(cls.knobs()), fail)
     try:
         made = autoscalers.make(chosen.name, **chosen.knobs)
     except SpecError as error:
@@ -268,7 +270,7 @@ def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:
         knobs = registry.knobs(name)
     except SpecError as error:
         fail((*path, "name") if chosen.name else path, str(error))
-    _check_knobs(path, name, chosen.given, list(knobs), fail)
+    _check_knobs(path, name, chosen, chosen.given, list(knobs), fail)
     for knob, value in chosen.knobs.items():
         try:
             TypeAdapter(_kind_of(knobs[knob])).validate_python(value, strict=True)
@@ -330,7 +332,7 @@ def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
         cls = registry.policy_class(policy.name)
     except SpecError as error:
         fail(("policy", "name"), str(error))
-    _check_knobs(("policy",), policy.name, policy.knobs, list(cls.knobs()), fail)
+    _check_knobs(("policy",), policy.name, policy, policy.knobs, list(cls.knobs()), fail)
     try:
         made = registry.make(policy.name, **policy.knobs)
     except SpecError as error:
@@ -344,7 +346,7 @@ def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
         known = list(predictors.predictor_class(predictor.name).knobs())
     except SpecError as error:
         fail((*path, "name"), str(error))
-    _check_knobs(path, predictor.name, predictor.knobs, known, fail)
+    _check_knobs(path, predictor.name, predictor, predictor.knobs, known, fail)
     try:
         predictors.make(predictor.name, **predictor.knobs)
     except SpecError as error:
@@ -352,11 +354,20 @@ def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
 
 
 def _check_knobs(
-    path: KeyPath, name: str, given: dict[str, object], known: list[str], fail: Fail
+    path: KeyPath,
+    name: str,
+    section: BaseModel,
+    given: Mapping[str, object],
+    known: list[str],
+    fail: Fail,
 ) -> None:
+    """Refuse a knob that is not known; the section's own keys may have been meant, too."""
+    own = type(section).model_fields.keys() - _NAMING
     for knob in given:
         if knob not in known:
-            fail((*path, knob), f"{name} has no such knob; {nearest(knob, known)}")
+            meant = look_alike(knob, sorted({*own, *known}))
+            hint = f"did you mean {meant}?" if meant else nearest(knob, known)
+            fail((*path, knob), f"{name} has no such knob; {hint}")
 
 
 def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
@@ -399,7 +410,7 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
             continue
         name, knobs = arrivals.process, arrivals.knobs
         known = _parameters(PROCESSES[name]) if name in PROCESSES else []
-        _check_knobs(path, name, knobs, known, fail)
+        _check_knobs(path, name, arrivals, knobs, known, fail)
         if name in PROCESSES:
             try:
                 process(name, **knobs)
@@ -429,7 +440,7 @@ def _check_distribution(
     name, knobs = chosen.distribution, chosen.knobs
     if name not in known:
         fail((*path, "distribution"), f"unknown distribution {name!r}; {nearest(name, known)}")
-    _check_knobs(path, name, knobs, _parameters(known[name]), fail)
+    _check_knobs(path, name, chosen, knobs, _parameters(known[name]), fail)
     try:
         known[name](**knobs)
     except (SpecError, TypeError, ValueError) as error:

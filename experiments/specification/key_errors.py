@@ -70,7 +70,16 @@ def describe_error(error: ValidationError, model: type[BaseModel]) -> tuple[KeyP
     others = [error for error in errors[1:] if error["loc"] != first["loc"]]
     more = [f"also {_dotted(error['loc'])}: {sentence(error, model)}" for error in others[:_SHOWN]]
     more += [f"and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
-    return first["loc"], sentence(first, model) + (f" ({'; '.join(more)})" if more else "")
+    path, said = _at_its_key(first["loc"], sentence(first, model), model)
+    return path, said + (f" ({'; '.join(more)})" if more else "")
+
+
+def _at_its_key(path: KeyPath, said: str, model: type[BaseModel]) -> tuple[KeyPath, str]:
+    """Move the key of a section that a sentence begins with to where the section is named."""
+    key, colon, rest = said.partition(": ")
+    if colon and key in section_at(path, model).model_fields:
+        return (*path, key), rest
+    return path, said
 
 
 def sentence(error: ErrorDetails, model: type[BaseModel] = BaseModel) -> str:

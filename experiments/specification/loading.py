@@ -268,20 +268,28 @@ def _check_searched_keys(spec: ExperimentSpec, fail: Fail) -> None:
             continue
         side = "maximize" if asked.minimize is None else "minimize"
         key: str = getattr(asked, side)
-        if name == "tune" and not is_key(key):
-            continue  # a metric
-        parts, data = tuple(key.split(".")), spec.to_data()
-        try:
-            set_key(data, key, 1)
-            ExperimentSpec.model_validate(data)
-        except SpecError as error:
-            fail((name, side), str(error))
-        except ValidationError as error:
-            for one in error.errors():
-                if one["loc"][: len(parts)] == parts and one["type"] == "extra_forbidden":
-                    fail((name, side), f"{key}: {sentence(one, ExperimentSpec)}")
-                if one["loc"][: len(parts)] == parts and one["type"] in _NO_NUMBER:
-                    fail((name, side), f"{key} takes no number")
+        if name == "find" or is_key(key):  # and no metric
+            _check_searched_key(spec, (name, side), key, 1, fail)
+    for key, axis in ({} if spec.tune is None else spec.tune.over).items():
+        _check_searched_key(spec, ("tune", "over", key), key, axis[0], fail)
+
+
+def _check_searched_key(
+    spec: ExperimentSpec, path: KeyPath, key: str, value: float | str, fail: Fail
+) -> None:
+    parts, data = tuple(key.split(".")), spec.to_data()
+    try:
+        set_key(data, key, value)
+        ExperimentSpec.model_validate(data)
+    except SpecError as error:
+        fail(path, str(error))
+    except ValidationError as error:
+        told = "" if key in path else f"{key}: "
+        for one in error.errors():
+            if one["loc"][: len(parts)] == parts and one["type"] == "extra_forbidden":
+                fail(path, f"{told}{sentence(one, ExperimentSpec)}")
+            if one["loc"][: len(parts)] == parts and one["type"] in _NO_NUMBER:
+                fail(path, f"{key} takes no number")
 
 
 def _checked_sweep(located: Located) -> dict[str, list[Any]]:

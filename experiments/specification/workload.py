@@ -195,7 +195,10 @@ class Workload(Section):
             "prompt_tokens", "output_tokens", "classes", "follow_sessions", "think_s",
         ):  # fmt: skip
             if getattr(self, key):
-                raise ValueError(f"{key}: not with sessions, which say that, or have no use for it")
+                instead = "; session_rate says how many begin" if key == "request_rate" else ""
+                raise ValueError(
+                    f"{key}: not with sessions, which say that, or have no use for it{instead}"
+                )
         if (self.session_rate is None) == (self.arrivals is None):
             raise ValueError("sessions start by session_rate or by arrivals: give one of the two")
         self._check_closed_loop()

@@ -274,6 +274,10 @@ def test_router_that_names_no_engine_is_told(name, message):
             {"count": 2, "router": {"name": "power_of_d", "dd": 2}},
             "cluster.router.dd: power_of_d has no such knob; did you mean d",
         ),
+        (
+            {"count": 2, "router": {"name": "round_robin", "staleness_s": 3}},
+            "cluster.router.staleness_s: round_robin has no such knob; did you mean staleness_ms",
+        ),
         ({"count": 2, "router": {"name": "power_of_d", "d": 0}}, "cluster.router: .*d must be"),
         ({"count": 2, "router": "predicted_length"}, "cluster.router: .*needs predictions"),
         ({"pools": {"a": {"hardwear": "h100"}}}, "unknown key.*hardware"),

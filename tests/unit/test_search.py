@@ -586,6 +586,13 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
     assert found.best.goal.mean > 4
 
 
+def test_tune_over_no_key_is_refused_with_the_nearest():
+    over = {"engine.max_num_seq": [8, 64]}
+    said = r"tune\.over\.engine\.max_num_seq: unknown key; did you mean max_num_seqs\?"
+    with pytest.raises(SpecError, match=said):
+        spec(tune={"maximize": "output_throughput", "over": over})
+
+
 SHARE = {"slo": {"ttft_ms": 9}}
 
 
