@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
-from schedlab.sim.user_modules import import_own
+from schedlab.sim.user_modules import import_own, places
 
 T = TypeVar("T")
 Named = TypeVar("Named", bound=Callable[..., Any])
@@ -80,9 +82,25 @@ class Registry(Generic[Named]):
             If nothing has; says the nearest name.
         """
         if name not in self.found and name not in self.names():
-            hint = nearest(name, sorted(self.found))
-            raise SpecError(f"unknown {self._what} {name!r}; {hint} (or a path like {self._own})")
+            hint = f"{nearest(name, sorted(self.found))} (or a path like {self._own})"
+            hint = _classes_of_file(name) or hint
+            raise SpecError(f"unknown {self._what} {name!r}; {hint}")
         return self.found[name]
+
+
+def _classes_of_file(name: str) -> str:
+    """Return which classes somebody may mean who names a file of Python; nothing if it is none."""
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    found = (Path(place or ".") / path for place in (places().beside, places().working, None))
+    file = next((one for one in found if one.is_file()), None)
+    if file is None:
+        return ""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    there = [f"{path.stem}:{one.name}" for one in tree.body if isinstance(one, ast.ClassDef)]
+    return f"of {path} name the class: {', '.join(there)}" if there else ""
 
 
 class HasKnobs(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.figures import (
@@ -44,6 +44,13 @@ class Plots:
     def __init__(self, results: SavedResults, still: bool = False) -> None:
         self._results = results
         self._still = still
+
+    def __getattr__(self, name: str) -> Never:
+        from schedlab.sim.errors import nearest
+
+        known = [one for one in dir(type(self)) if not one.startswith("_")]
+        hint = f"; {nearest(name, known)}" if not name.startswith("_") else ""
+        raise AttributeError(f"no figure is called {name!r} here{hint}", name=name, obj=self)
 
     @property
     def matplotlib(self) -> Plots:

@@ -129,7 +129,12 @@ def draw_chosen(
 def _drawings(folders: Sequence[Path], chosen: Chosen) -> list[Drawing]:
     for name in chosen.figures:
         if name not in (*FIGURES, *SEARCHES):
-            raise SpecError(f"no figure is called {name!r}; {nearest(name, [*FIGURES, *SEARCHES])}")
+            latency, is_cdf, _ = name.partition("_cdf")  # as reports and methods call them
+            hint = nearest(name, [*FIGURES, *SEARCHES])
+            if is_cdf:
+                metric = f" --metric {latency}" if latency in _LATENCIES else ""
+                hint = f"did you mean cdf{metric}?"
+            raise SpecError(f"no figure is called {name!r}; {hint}")
     searched = search_drawings(folders[0], chosen.title)
     asked = [name for name in chosen.figures if name in SEARCHES]
     if searched and not (set(chosen.figures) - set(SEARCHES)):

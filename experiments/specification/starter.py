@@ -55,6 +55,9 @@ def write_starter(folder: Path) -> list[Path]:
     for name in texts:
         if (folder / name).exists():
             raise SpecError(f"{folder / name} is there already; name another folder")
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise SpecError(f"{place} is a file; name a folder to write {', '.join(texts)} into")
     is_new = not folder.exists()
     try:
         write_texts(folder, texts)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from schedlab.policies.predictors.model_folder import META
 from schedlab.policies.predictors.predictor import Predictor
 from schedlab.sim.construct import ClassRegistry
+from schedlab.sim.errors import SpecError
+from schedlab.sim.user_modules import places
 
-_PREDICTORS = ClassRegistry(
+
+class _Predictors(ClassRegistry[Predictor]):
+    def get(self, name: str) -> type[Predictor]:
+        if name not in self.names() and any(
+            (Path(place or ".") / name / META).is_file() for place in (places().beside, None)
+        ):
+            raise SpecError(f"unknown predictor {name!r}; write {{name: trained, model: {name}}}")
+        return super().get(name)
+
+
+_PREDICTORS = _Predictors(
     "predictor", "schedlab.policies.predictors", "my_module:MyPredictor", Predictor
 )
 

@@ -249,6 +249,8 @@ def test_drawing_writes_the_formats_asked_for_and_the_same_bytes(folder, tmp_pat
     ("chosen", "message"),
     [
         (Chosen(["latency"]), "latency_rate"),
+        (Chosen(["latency_cdf"]), r"did you mean cdf\?"),
+        (Chosen(["ttft_cdf"]), r"did you mean cdf --metric ttft\?"),
         (Chosen(["latency_rate"], ["p99_ttft_ms"]), "takes no --metric"),
         (Chosen(["gantt"]), "shows one run"),
         (Chosen(["cdf"], ["p99_ttft_ms"]), "one --metric"),
@@ -442,6 +444,13 @@ def test_title_of_a_run_without_seeds_and_settings_names_its_policy_alone():
     row = Row("one", "fcfs", {}, 1, {})
     alone = SimpleNamespace(rows=[row], runs=[point], of=lambda row: [point])
     assert figures.one_run_in_words(alone, row) == "fcfs"
+
+
+def test_figure_of_no_name_is_told_with_the_nearest():
+    plot = accessor.Plots(SimpleNamespace())
+    with pytest.raises(AttributeError, match=r"'latency_cfd' here; did you mean latency_cdf\?"):
+        plot.latency_cfd  # noqa: B018
+    assert not hasattr(plot, "_repr_html_")
 
 
 def test_long_title_is_written_in_lines_above_the_legend():

@@ -143,3 +143,39 @@ def test_shell_completes_commands_experiments_keys_and_names(words, offered):
     env = {"_SCHEDLAB_COMPLETE": "complete_bash", **given}
     done = CliRunner().invoke(app, [], env=env, prog_name="schedlab")
     assert sorted(done.stdout.split()) == offered
+
+
+def test_init_into_a_file_is_refused_by_its_name():
+    Path("llf.py").touch()
+    for folder in ("llf.py", "llf.py/in"):
+        done = schedlab("init", folder)
+        assert done.exit_code != 0
+        assert "llf.py is a file; name a folder to write spec.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["llf", "llf.py"])
+def test_policy_named_by_its_file_is_told_with_its_classes(name):
+    Path("llf.py").write_text(
+        "import nothing\nclass LeastLaxity: ...\ndef f(): ...\nclass B: ...\n"
+    )
+    done = schedlab("policy", "check", name)
+    said = f"unknown policy {name!r}; of llf.py name the class: llf:LeastLaxity, llf:B"
+    assert done.stderr.endswith(f"{said}\n")
+    Path("llf.py").write_text("no python (")
+    assert "choose from aged" in schedlab("policy", "check", name).stderr
+
+
+@pytest.mark.parametrize("name", ["pm", "./pm"])
+def test_predictor_named_by_its_folder_is_told_as_a_trained_one(name):
+    Path("pm").mkdir()
+    Path("pm/meta.json").write_text("{}")
+    done = schedlab("check", "quickstart", f"policy={{name: sjf, predictor: {name}}}")
+    said = f"unknown predictor {name!r}; write {{name: trained, model: {name}}}"
+    assert said in done.stderr
+
+
+def test_override_that_contradicts_sessions_is_blamed_with_what_to_write():
+    done = schedlab("check", "sessions", "workload.request_rate=2")
+    said = "override 'workload.request_rate=2': workload.request_rate: not with sessions"
+    assert done.stderr.startswith(f"error: {said}")
+    assert done.stderr.endswith("session_rate says how many begin\n")
