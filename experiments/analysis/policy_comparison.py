@@ -11,7 +11,6 @@ from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.statistics import Change, corrected, paired_change, verdict
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import metric_named
-from schedlab.sim.text import percent
 
 METRICS = (
     "request_throughput", "output_throughput", "request_goodput", "slo_attainment",
@@ -151,9 +150,10 @@ def rejections(runs: Sequence[PointMetrics]) -> str:
     if not rejecting:
         return ""
     most = runs[shares.index(max(shares))]
+    counts = f"{most.metrics['rejected']:,.0f} of {most.metrics['num_requests']:,.0f}"
     return (
-        f"{len(rejecting)} of {len(runs)} runs rejected requests, up to {percent(max(shares), 0)} "
-        f"of them ({most.label}): latencies are of those that were served"
+        f"{len(rejecting)} of {len(runs)} runs rejected requests, up to {counts} "
+        f"({most.label}): latencies are of those that were served"
     )
 
 

@@ -81,7 +81,12 @@ def summary_lines(cases: Sequence[CaseVerdict], versions_differ: str) -> list[st
         within = sum(case.num_within for case in tolerant)
         lines.append(
             f"{len(tolerant)} compared by tolerance, means over the seeds (changed: "
-            f"{versions_differ}); {within} figures moved, but no further than they may."
+            f"{versions_differ}); "
+            + (
+                "1 figure moved, but no further than it may."
+                if within == 1
+                else f"{within} figures moved, but no further than they may."
+            )
         )
     if count["better"] and passes(cases):
         lines.append("Better than kept: schedlab regress update keeps it from being lost again.")

@@ -612,6 +612,8 @@ def test_report_of_a_check_tells_each_case_in_every_form(tmp_path):
         "further than they may.",
         "If this is meant: schedlab regress update, look at the difference, and commit it.",
     ]
+    one = summary_lines([CaseVerdict("chat", "edf", "same", num_within=1)], "numpy")
+    assert one[-1].endswith("(changed: numpy); 1 figure moved, but no further than it may.")
     better = cases[:2]
     assert passes(better)
     assert not passes(cases[2:3])
