@@ -95,7 +95,7 @@ def opened_runs(
             workers,
             points_bar(quiet) as progress,
         ):
-            runs = Runs(store, workers, progress.point_ended)
+            runs = Runs(store, workers, progress.point_ended, progress.stage_began)
             try:
                 yield runs
             except SchedlabError:
@@ -150,7 +150,12 @@ class PointsBar:
     def __init__(self, draw: Draw | None) -> None:
         self._draw = draw
         self._count, self._total = 0, 1
+        self._stage = ""
         self._errors: Counter[str] = Counter()
+
+    def stage_began(self, told: str) -> None:
+        """Take note of what the points from now on are for: others follow them."""
+        self._stage = told
 
     def point_ended(self, count: int, total: int, timing: TimeEstimate, done: Done | None) -> None:
         """Take note of a point that ended, or of the first to begin."""
@@ -161,7 +166,10 @@ class PointsBar:
             self._errors[done.error] += 1
         self._count, self._total = count, max(total, 1)
         if self._draw is not None:
-            self._draw(f"{count} of {total} points, {timing.text()}", count / self._total)
+            text = f"{count} of {total} points, {timing.text()}"
+            if self._stage:
+                text = f"{self._stage}: {text} for these"
+            self._draw(text, count / self._total)
 
     def tell_repeated(self) -> None:
         """Say how many more points failed for the reasons told."""

@@ -250,13 +250,16 @@ def settled(
     list of Found
         Those of the longest runs, with a remark on the way there.
     """
+    if length is not None:
+        runs.stage(_round(1, length))
     ways = [[one] for one in find_all(todo(length), asked, runs)]
     ended: dict[int, str] = {}
-    for _ in range(MOST_DOUBLINGS):
+    for doubling in range(MOST_DOUBLINGS):
         going = [i for i, way in enumerate(ways) if not way[-1].error and i not in ended]
         if length is None or not any(_is_answer(ways[i][-1]) for i in going):
             break
         length *= 2
+        runs.stage(_round(2 + doubling, length))
         again = _longer(todo, length, [ways[i][-1] for i in going], asked, runs)
         for i, one in zip(going, again, strict=True):
             if isinstance(one, str):
@@ -269,6 +272,11 @@ def settled(
     return [
         _with_its_way(way, asked.tolerance, longer, ended.get(i, "")) for i, way in enumerate(ways)
     ]
+
+
+def _round(number: int, length: int) -> str:
+    """Say which search of several this is; fewer may do."""
+    return f"round {number} of at most {1 + MOST_DOUBLINGS}, {length:,} requests a run"
 
 
 def _longer(

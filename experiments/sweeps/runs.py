@@ -28,10 +28,19 @@ class Runs:
         Who runs.
     progress : callable, optional
         Told when a run ends; counts start anew with each call.
+    stage : callable, optional
+        Told in words what the runs from now on are for, where several calls serve one search.
     """
 
-    def __init__(self, store: Store, workers: Workers, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        workers: Workers,
+        progress: Progress | None = None,
+        stage: Callable[[str], None] = lambda told: None,
+    ) -> None:
         self.store = store
+        self.stage = stage
         self._workers = workers
         self._progress = progress
         self._asked: set[str] = set()

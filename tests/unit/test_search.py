@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.commands.running import PointsBar
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import cheapest as cheapest_of
 from schedlab.experiments.search import find as finding
@@ -649,6 +650,9 @@ class Lengths:
 
     cost_models = ()
 
+    def stage(self, told):
+        pass
+
     def __init__(self, grows=1.0, longest=10**9, why=NOT_SO_LONG):
         self.grows, self.longest, self.why = grows, longest, why
         self.lengths = []
@@ -732,7 +736,7 @@ def of_length(label, answer, length):
 def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_before(
     monkeypatch, answers, lengths
 ):
-    asked = []
+    asked, rounds = [], []
 
     def find_each(todo, find_spec, runs, near=None):
         length, labels = todo[0].length, [one.label for one in todo]
@@ -748,10 +752,16 @@ def test_search_with_longer_runs_ends_where_each_answer_is_that_of_the_runs_befo
         lambda length: [SimpleNamespace(label=label, length=length) for label in answers],
         10,
         SimpleNamespace(tolerance=0.02),
-        None,
+        SimpleNamespace(stage=rounds.append),
         "go on with {}",
     )
     assert [length for length, *_ in asked] == lengths
+    begun = [
+        f"round {number} of at most {1 + finding.MOST_DOUBLINGS}, {length:,} requests a run"
+        for number, length in enumerate(lengths, 1)
+    ]
+    assert rounds[: len(begun)] == begun
+    assert len(rounds) <= len(begun) + 1, "one more where no rows are left"
     assert [one.label for one in found] == list(answers)
     run = [
         [label for label, came in answers.items() if "it broke" not in came[:i]]
@@ -841,6 +851,9 @@ def test_setting_is_told_by_its_first_failure_and_not_run_on():
         """Stands for runs of which some fail."""
 
         cost_models = ()
+
+        def stage(self, told):
+            pass
 
         def __init__(self):
             self.asked = []
@@ -1154,6 +1167,9 @@ class Fleets:
 
     num_asked = 0
 
+    def stage(self, told):
+        pass
+
     def tried(self, wanted):
         return [PointMetrics(label, {}, 0, "", self._metrics(one)) for one, label in wanted]
 
@@ -1319,11 +1335,9 @@ def test_search_for_the_least_that_is_asked_wrongly_is_refused_by_name(keys, mes
 
 
 def test_tune_over_a_name_that_is_unknown_is_refused_by_name():
-    asked = fleet(
-        tune={"minimize": "cost_usd", "over": {"cluster.rooter": ["vllm", "jsq"]}}, cluster=1
-    )
+    over = {"cluster.rooter": ["vllm", "jsq"]}
     with pytest.raises(SpecError, match=r"cluster\.rooter: unknown key; did you mean router"):
-        tuning.tune(asked, Fleets())
+        fleet(tune={"minimize": "cost_usd", "over": over}, cluster=1)
 
 
 def test_light_runs_of_a_fleet_keep_what_is_measured_of_it():
@@ -1455,7 +1469,7 @@ def test_find_without_a_range_says_what_it_tried_where_that_is_refused():
     given = {"watermark": 0}
     asked = spec(engine=given, find="max engine.watermark subject to failed <= 0")
     with pytest.raises(SpecError, match=r"watermark.*got 1.*between"):
-        find(asked, SimpleNamespace(tried=None))
+        find(asked, SimpleNamespace(tried=None, stage=str))
 
 
 def test_what_else_is_wrong_with_a_key_is_told_and_not_taken_for_an_integers():
@@ -1751,3 +1765,17 @@ def test_tune_of_an_experiment_with_a_sweep_of_whatever_key_is_refused(sweep, me
         return
     with pytest.raises(SpecError, match=message):
         tuning.tune(spec(tune=section, sweep=sweep), None)
+
+
+def test_bar_says_which_round_its_points_are_of():
+    drawn = []
+    bar = PointsBar(lambda text, share: drawn.append((text, share)))
+    timing = SimpleNamespace(text=lambda: "about 1 s left")
+    bar.point_ended(1, 4, timing, None)
+    bar.stage_began("round 2 of at most 5, 1,200 requests a run")
+    bar.point_ended(2, 4, timing, None)
+    assert drawn == [
+        ("1 of 4 points, about 1 s left", 0.25),
+        ("round 2 of at most 5, 1,200 requests a run: 2 of 4 points, about 1 s left for these",
+         0.5),
+    ]  # fmt: skip
