@@ -10,6 +10,8 @@ import io
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Callable
 
 from schedlab.experiments.commands.exit_codes import INTERRUPTED, USER_ERROR
 
@@ -143,6 +145,7 @@ def main() -> None:
     # Being terminated cleans up half-written results just as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     _buffer_output()
+    warnings.formatwarning = _told(warnings.formatwarning)
     if sys.argv[1:] in (["--help"], ["-h"]):
         try:
             print(overview(), end="", flush=True)
@@ -159,6 +162,22 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     app(prog_name="schedlab")
+
+
+def _told(otherwise: Callable[..., str]) -> Callable[..., str]:
+    """Return what writes each of our warnings once, as all else is told: no line of source."""
+    seen: set[str] = set()
+
+    def text(
+        message: Warning | str, category: type[Warning], *where: object, **more: object
+    ) -> str:
+        if category.__module__.partition(".")[0] == "schedlab":
+            line = "" if str(message) in seen else f"warning: {message}\n"
+            seen.add(str(message))
+            return line
+        return otherwise(message, category, *where, **more)
+
+    return text
 
 
 def drop_output() -> None:

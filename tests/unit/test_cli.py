@@ -23,6 +23,7 @@ from schedlab.policies import registry
 from schedlab.policies.predictors import registry as predictors
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost import registry as cost_models
+from schedlab.sim.cost.pricing import ExtrapolationWarning
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu, gpu_names
 from schedlab.sim.hardware.models import model, model_names
@@ -588,3 +589,11 @@ def test_error_of_a_module_that_nobody_offers_comes_as_it_is(monkeypatch):
     monkeypatch.setattr(app_module.TyperGroup, "invoke", invoke)
     done = CliRunner().invoke(app, ["examples"])
     assert isinstance(done.exception, ModuleNotFoundError)
+
+
+def test_warnings_of_ours_are_told_once_and_without_their_source():
+    tell = cli._told(lambda message, *_: f"as ever: {message}")
+    ours = ExtrapolationWarning("outside")
+    assert tell(ours, ExtrapolationWarning, "executor.py", 273) == "warning: outside\n"
+    assert tell(ours, ExtrapolationWarning, "executor.py", 273, line="code") == ""
+    assert tell("old", DeprecationWarning, "x.py", 1) == "as ever: old"
