@@ -500,7 +500,7 @@ def test_conversations_of_a_real_trace_find_exactly_what_was_said_before():
 @pytest.mark.parametrize(("key", "value"), [("follow_sessions", True), ("think_s", 3)])
 def test_lengths_that_are_drawn_have_no_sessions_to_follow(key, value):
     workload = {"num_requests": 3, "request_rate": 1, "prompt_tokens": 9, "output_tokens": 9}
-    with pytest.raises(SpecError, match=f"workload: {key}: is of the sessions of a trace"):
+    with pytest.raises(SpecError, match=f"workload.{key}: is of the sessions of a trace"):
         make_spec({"workload": {**workload, key: value}})
 
 
