@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
 
+from schedlab.policies.shared_steps import SharedSteps
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
 
@@ -121,7 +122,7 @@ class Queues:
         Before this no call outside the first queue starves.
     """
 
-    __slots__ = ("_first_ns", "_number", "_quanta_ns", "_ratio", "calls", "look_ns")
+    __slots__ = ("_first_ns", "_number", "_put_off", "_quanta_ns", "_ratio", "calls", "look_ns")
 
     def __init__(self, first_ns: int, num_queues: int, ratio: float | None) -> None:
         self.calls: dict[RequestState, Call] = {}
@@ -129,6 +130,7 @@ class Queues:
         self._first_ns = first_ns
         self._ratio = ratio
         self._number = 0
+        self._put_off = SharedSteps()
         last = min(num_queues, _MOST_QUEUES) - 1
         self._quanta_ns = [first_ns << max(k - 1, 0) for k in range(last)] + [_NEVER]
 
@@ -152,7 +154,8 @@ class Queues:
     ) -> None:
         """Charge who took part in steps, and let drop who used up a quantum in one of them.
 
-        Those that are not here any more are left out.
+        Those that are not here any more are left out. Steps that all who run took part in are put
+        off until `settle`, unless it is looked for who starves.
 
         Parameters
         ----------
@@ -165,6 +168,9 @@ class Queues:
         now_ns : int
             When the last one ended.
         """
+        if self._ratio is None and self._put_off.add(plan, running, durations_ns, now_ns):
+            return
+        self.settle()
         calls, used_ns = self.calls, now_ns - plan.start_ns
         used_up: list[Call] = []
         for state in _took_part(plan, running):
@@ -181,6 +187,27 @@ class Queues:
         used_up.sort(key=_place)
         for call in used_up:
             self._drop(call, now_ns, 0)
+
+    def settle(self) -> None:
+        """Charge those who took part in steps that were put off, and let them drop."""
+        put_off = self._put_off
+        calls, ends_ns = self.calls, put_off.ends_ns
+        used_up: list[Call] = []
+        for state, first_step in put_off.first_steps.items():
+            call = calls.get(state)
+            if call is not None:
+                call.left_ns = left_ns = call.left_ns - put_off.taken_ns(first_step)
+                if left_ns <= 0:
+                    used_up.append(call)
+        if used_up:
+            self._drop_step_by_step(used_up, ends_ns, put_off.end_ns)
+        put_off.clear()
+
+    def leave(self, state: RequestState) -> Call:
+        """Let a request out that has ended; its last step may not be charged yet."""
+        call = self.calls.pop(state)
+        call.left_ns -= self._put_off.leave(state)
+        return call
 
     def _drop_step_by_step(self, used_up: list[Call], ends_ns: list[int], now_ns: int) -> None:
         used_ns = ends_ns[-1]

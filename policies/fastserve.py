@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 
-from schedlab.policies.feedback import Standing, charge, least_left_ns
+from schedlab.policies.feedback import Standing, charge, least_left_ns, put_off, settle
 from schedlab.policies.preemption import Place
 from schedlab.policies.rank_loop import grant_by_rank
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
+from schedlab.policies.shared_steps import SharedSteps
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -115,6 +116,7 @@ class FastServe(Ranked):
         self.host_reserve = host_reserve
         self._first_quantum_ns = round(first_quantum_s * 1e9)
         self._places: dict[RequestState, Standing] = {}
+        self._shared = SharedSteps()  # that decodes are not charged for yet
         self._prefills_ns: dict[int, int] = {}  # by tokens of the prompt: many are as long
         self._iteration = 0
         self._drafts = False
@@ -158,14 +160,23 @@ class FastServe(Ranked):
         self.static_keys = True
         view = self._view
         durations_ns = view.durations_ns if num_steps > 1 else (now_ns - plan.start_ns,)
-        charge(plan, view.running, durations_ns, now_ns, self._places, self._drop, self._drafts)
+        running, places = view.running, self._places
+        if self._drafts or not put_off(plan, running, durations_ns, now_ns, places, self._shared):
+            self.settle()
+            charge(plan, running, durations_ns, now_ns, places, self._drop, self._drafts)
         before, self._iteration = self._iteration, self._iteration + num_steps
         if self._iteration // self.starvation_period > before // self.starvation_period:
+            self.settle()
             self._promote_starving(now_ns)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         del self._places[state]
+        self._shared.leave(state)
+
+    def settle(self) -> None:
+        """Charge who decoded while everybody was served, and let drop who used up quanta."""
+        settle(self._places, self._shared, self._drop)
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return when the first quantum may be used up."""
@@ -184,6 +195,7 @@ class FastServe(Ranked):
         """Grant tokens by rank; then swap ahead of need, if there is a reserve to keep."""
         if not self.reserve_blocks:
             return super().plan(view, builder)
+        self.settle()
         place = self._order(view.now_ns)
         candidates = self._candidates(view, builder)
         grant_by_rank(view.running, candidates, builder, self.key, view.now_ns)

@@ -10,8 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
+from schedlab.policies.shared_steps import SharedSteps
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
+
+_PROMPT = 2
+"""Drops behind all decodes of its step, of which those who owe a token are 0 and the others 1."""
 
 
 class Standing:
@@ -40,6 +44,9 @@ class Standing:
         self.last_ran_ns = arrival_ns
         self.output_tokens = 0
         self.owes_token = False
+
+
+_Due = tuple[int, int, int, int, Standing]
 
 
 def charge(
@@ -92,7 +99,12 @@ def charge(
         place.owes_token = False
     if num_steps > 1:
         if used_up:
-            _drop_step_by_step(used_up, list(accumulate(durations_ns)), drop)
+            ends_ns = list(accumulate(durations_ns))
+            due: list[_Due] = []
+            for (no_prompt, level, position), place in used_up:
+                step = bisect_left(ends_ns, ends_ns[-1] + place.left_ns)
+                due.append((step, no_prompt or step > 0, level, position, place))
+            _drop_step_by_step(due, ends_ns, drop)
         return
     used_up.sort()
     dropping = [place for _, place in used_up]
@@ -110,27 +122,71 @@ def charge(
         drop(place)
 
 
-def _drop_step_by_step(
-    used_up: list[tuple[tuple[bool, int, int], Standing]],
-    ends_ns: list[int],
+def put_off(
+    plan: BatchPlan,
+    running: Collection[RequestState],
+    durations_ns: Sequence[int],
+    now_ns: int,
+    places: dict[RequestState, Standing],
+    shared: SharedSteps,
+) -> bool:
+    """Note steps that served everybody, who is charged for them when it is time to `settle`.
+
+    As `charge`, which does it where this returns False: somebody was left out, or owes a token
+    still whose prompt was computed.
+    """
+    for state, _ in plan.chunks:
+        place = places.get(state)
+        if place is not None and state.num_output_tokens == place.output_tokens:
+            return False
+    return shared.add(plan, running, durations_ns, now_ns)
+
+
+def settle(
+    places: dict[RequestState, Standing],
+    shared: SharedSteps,
     drop: Callable[[Standing], None],
 ) -> None:
-    """Let decodes drop whose quanta were used up in the course of several steps.
+    """Charge all who took part in steps that were put off, and let drop who used up quanta."""
+    if not shared.first_steps:
+        return
+    ends_ns, end_ns, prompts = shared.ends_ns, shared.end_ns, shared.prompts
+    num_steps, used_ns = len(ends_ns), ends_ns[-1]
+    due: list[_Due] = []
+    for state, first_step in shared.first_steps.items():
+        place = places.get(state)
+        if place is None:
+            continue
+        place.last_ran_ns = end_ns
+        place.output_tokens += num_steps - first_step
+        place.left_ns = left_ns = place.left_ns - shared.taken_ns(first_step)
+        if left_ns <= 0:
+            step = bisect_left(ends_ns, used_ns + left_ns)
+            if step == first_step and state in prompts:
+                due.append((step, _PROMPT, prompts[state], 0, place))
+            else:
+                no_prompt = step > 0 or not place.owes_token
+                due.append((step, no_prompt, place.level, place.position, place))
+        place.owes_token = False
+    _drop_step_by_step(due, ends_ns, drop)
+    shared.clear()
+
+
+def _drop_step_by_step(
+    due: list[_Due], ends_ns: list[int], drop: Callable[[Standing], None]
+) -> None:
+    """Let those drop whose quanta were used up in the course of several steps.
 
     Parameters
     ----------
-    used_up : list of ((bool, int, int), Standing)
-        Their ranks before the first step, and they, charged for all steps.
+    due : list of (int, int, int, int, Standing)
+        In which step it was, their ranks before it, and they, charged for all steps.
     ends_ns : list of int
         When each step ended, from the start of the first one on.
     drop : callable
         As for `charge`.
     """
     used_ns = ends_ns[-1]
-    due: list[tuple[int, bool, int, int, Standing]] = []
-    for (no_prompt, level, position), place in used_up:
-        step = bisect_left(ends_ns, used_ns + place.left_ns)
-        due.append((step, no_prompt or step > 0, level, position, place))
     heapify(due)
     while due:
         step = due[0][0]

@@ -109,7 +109,7 @@ class ProgramLevelAttainedService(Ranked):
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Let its session keep what the request has had; its last step is charged after this."""
-        call = self._gone[state] = self._calls.pop(state)
+        call = self._gone[state] = self._queues.leave(state)
         call.gone_ns = now_ns
         call.past.waited_ns += now_ns - call.came_ns
         self._keep(call)
@@ -123,6 +123,10 @@ class ProgramLevelAttainedService(Ranked):
     def on_reject(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         self._calls.pop(state, None)
+
+    def settle(self) -> None:
+        """Charge who took part in steps while everybody was served."""
+        self._queues.settle()
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return when the first quantum is used up, or the first request may have starved."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final
 
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.request import RequestState
@@ -12,6 +15,9 @@ from schedlab.sim.request import RequestState
 Key = Callable[[RequestState, int], Any]
 Entry = tuple[tuple[Any, int, int], RequestState]
 """The rank of a request, and the request."""
+
+_rank: Final[Callable[[Entry], Any]] = itemgetter(0)
+"""Tells entries apart: ranks are found sooner to be different than pairs of which they are one."""
 
 
 def grant_by_rank(
@@ -32,7 +38,9 @@ def grant_by_rank(
     key, now_ns : callable, int
         `Policy.key`, and the time to ask it with.
     """
-    residents = deque(sorted([_entry(state, key, now_ns) for state in running]))
+    ranked = [((key(s, now_ns), s.request.arrival_ns, s.id), s) for s in running]  # as `_entry`
+    ranked.sort(key=_rank)
+    residents = deque(ranked)
     waiting = iter(builder.undeferred(candidates))
     head = _next_entry(waiting, key, now_ns)
     while builder.rows_left and builder.tokens_left and (residents or head is not None):
@@ -56,9 +64,10 @@ def _next_entry(waiting: Iterator[RequestState], key: Key, now_ns: int) -> Entry
 
 def _grant_decodes(residents: deque[Entry], head: Entry | None, builder: PlanBuilder) -> bool:
     """Grant the decodes in front of all others, the queue included, if they all fit."""
+    num_ahead = len(residents) if head is None else bisect_left(residents, head[0], key=_rank)
     decodes: list[RequestState] = []
-    for rank, state in residents:
-        if not state.is_decoding or (head is not None and head[0] < rank):
+    for _, state in islice(residents, num_ahead):
+        if not state.is_decoding:
             break
         decodes.append(state)
     if len(decodes) < 2 or not builder.grant_all(decodes):

@@ -43,6 +43,9 @@ class Ranked(Policy):
     """Whether `on_tokens` asks every plan who decoded. If not, a plan that serves everybody does
     not list them, and those who took part and have not finished are all who run after it."""
 
+    def settle(self) -> None:
+        """Make up for what hooks put off while everybody was served: now ranks matter."""
+
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return for how many steps, and until when, no key gets worse though nothing happens."""
         return FOREVER, FOREVER
@@ -54,10 +57,12 @@ class Ranked(Policy):
         asks = self.asks_who_ran or view.config.pipeline_parallel_size > 1
         by_name = asks and self.on_tokens is not None
         fits = grant_everyone(view, builder, by_name, place)
-        if not fits:
-            grant_by_rank(view.running, view.waiting, builder, self.key, view.now_ns)
         # Where KV is loaded beside the steps, who has a seat does not always get a token.
         lazy = fits and self.lazy_ranks and not view.config.kv_tiers
+        if not lazy:
+            self.settle()
+        if not fits:
+            grant_by_rank(view.running, view.waiting, builder, self.key, view.now_ns)
         return builder.build(*self.promise(view, hooks_matter=not lazy))
 
     def _order(self, now_ns: int) -> Place:

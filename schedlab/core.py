@@ -45,7 +45,7 @@ MODULES = (
     "policies.last_moment", "policies.preemption", "policies.rank_loop",
     "policies.routers.block_index", "policies.routers.prefix_tree",
     "policies.segment_choice", "policies.segments", "policies.serving_loop",
-    "policies.slack_loop", "policies.step_load",
+    "policies.shared_steps", "policies.slack_loop", "policies.step_load",
     "policies.tenant_service", "policies.virtual_batch",
     "traces.rows",
 )  # fmt: skip

@@ -431,6 +431,7 @@ def test_fastserve_drops_after_many_steps_whom_it_drops_step_by_step(seed):
             )
             now_ns += sum(steps_ns)
             policy.on_tokens(plan, len(steps_ns), now_ns)
+        policy.settle()
         policies.append(policy)
     places = [[policy._places[state] for state in states] for policy in policies]
     told = [
@@ -440,6 +441,56 @@ def test_fastserve_drops_after_many_steps_whom_it_drops_step_by_step(seed):
     assert told[0] == told[1]
     assert min(p.level for p in places[0][:6]) >= 3
     assert [p.level for p in places[0][6:]] == [0] * len(waiting)
+
+
+@pytest.mark.parametrize("name", ["fastserve", "plas"])
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_that_served_everybody_are_charged_later_as_at_once(name, seed):
+    draw = random.Random(seed)
+    view = SimpleNamespace(
+        estimate_step_ns=lambda shape: 1, running=[], durations_ns=[], now_ns=0,
+        config=SimpleNamespace(kv_tiers=(), num_speculative_tokens=0),
+    )  # fmt: skip
+    later, at_once = (registry.make(name, first_quantum_s=2e-7) for _ in range(2))
+    for policy in (later, at_once):
+        policy.on_start(view)
+    running, now_ns, num_settled = [], 0, 0
+    for number in range(60):
+        new = [RequestState(arrival(10 * number + i).request) for i in range(draw.randrange(3))]
+        for state in new:
+            state._generated = 1
+        for policy in (later, at_once):
+            for state in new:
+                policy.on_arrival(state, now_ns)
+        gone = [state for state in running if draw.random() < 0.05]
+        decodes = tuple(running)
+        running = [*(state for state in running if state not in gone), *new]
+        durations_ns = [draw.randrange(1, 300) for _ in range(1 if new else draw.randrange(1, 5))]
+        start_ns = now_ns + (draw.random() < 0.1)
+        now_ns = start_ns + sum(durations_ns)
+        view.running, view.durations_ns = running, durations_ns
+        chunks = tuple((state, 1) for state in draw.sample(new, len(new)))
+        is_served = draw.random() < 0.9
+        took_part = decodes if is_served else decodes[::2]
+        for policy, listed in ((later, None if is_served else took_part), (at_once, took_part)):
+            for state in gone:
+                policy.on_finish(state, now_ns)
+            policy.on_tokens(
+                BatchPlan(
+                    listed, chunks, (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple
+                ),
+                len(durations_ns), now_ns,
+            )  # fmt: skip
+        if not is_served:
+            later.settle()
+            num_settled += 1
+            orders = [sorted(running, key=lambda s: p.key(s, 0)) for p in (later, at_once)]
+            assert orders[0] == orders[1]
+    later.settle()
+    kept = "_places" if name == "fastserve" else "_calls"
+    left_ns = [[getattr(p, kept)[s].left_ns for s in running] for p in (later, at_once)]
+    assert left_ns[0] == left_ns[1]
+    assert num_settled > 2
 
 
 PLAS = {"first_quantum_s": 3e-6}

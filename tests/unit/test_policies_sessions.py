@@ -150,6 +150,7 @@ def served(policy, took_part, *durations_ns, running=None, until_ns=None):
     end_ns = policy.now_ns + sum(durations_ns) if until_ns is None else until_ns
     decodes = None if running is None else tuple(took_part)
     policy.on_tokens(step(end_ns - sum(durations_ns), decodes), len(durations_ns), end_ns)
+    policy.settle()
     policy.now_ns = end_ns
     return [call.place[0] for call in policy._calls.values()]
 
