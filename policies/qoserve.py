@@ -1,7 +1,7 @@
 """QoServe (Niyama): prefill chunks as large as the tightest decode deadline allows."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import filterfalse
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
+from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RUNS, RequestState, Slo
 
@@ -197,9 +198,15 @@ class QoServe(Policy):
                 return
 
     def _prompts(
-        self, prefilling: list[RequestState], waiting: Iterable[RequestState], view: EngineView
+        self,
+        prefilling: list[RequestState],
+        waiting: WaitingQueue | tuple[RequestState, ...],
+        view: EngineView,
     ) -> Iterator[RequestState]:
         """Yield prompts under way and waiting by key, the relegated last."""
+        if len(prefilling) + len(waiting) < 2:
+            yield from (*prefilling, *waiting)
+            return
 
         def place(state: RequestState) -> tuple[float, int, int]:
             return self.key(state, view.now_ns), state.request.arrival_ns, state.id
@@ -233,12 +240,13 @@ class QoServe(Policy):
         first: RequestState,
         view: EngineView,
     ) -> int:
-        slack_ns = self._next_due_ns(decodes) - view.now_ns
-        contexts = [s.num_computed_tokens for s in decodes]
+        slack_ns = self._next_due_ns(decodes, view) - view.now_ns
+        contexts = view.computed_tokens(decodes)
         load = len(contexts), sum(contexts), max(contexts)
         fits, too_many = 0, len(sizes)  # the smallest is taken whatever it takes
+        # The largest is most often in time: asked for first, where none is slower than a larger.
+        middle = too_many - 1 if view.prices_never_fall else too_many // 2
         while too_many - fits > 1:
-            middle = (fits + too_many) // 2
             prompt_tokens = max(sizes[middle] - len(decodes), 0)
             chunk = ((prompt_tokens, first.num_computed_tokens),) if prompt_tokens else ()
             shape = BatchShape(*load, chunk, rows_sampled=len(decodes) + len(chunk))
@@ -246,6 +254,7 @@ class QoServe(Policy):
                 fits = middle
             else:
                 too_many = middle
+            middle = (fits + too_many) // 2
         return sizes[fits]
 
     def _note_latest_start(self, state: RequestState, view: EngineView) -> int:
@@ -255,14 +264,14 @@ class QoServe(Policy):
         self._latest_starts_ns[state.id] = latest_ns
         return latest_ns
 
-    def _next_due_ns(self, decodes: Iterable[RequestState]) -> int:
+    def _next_due_ns(self, decodes: list[RequestState], view: EngineView) -> int:
         """Return when the first of the next tokens of decodes is due."""
         targets, soonest_ns = self._targets, FOREVER
-        for state in decodes:
+        for state, num_tokens in zip(decodes, view.output_tokens(decodes), strict=True):
             first_ns, tbt_ms = targets[state.id]
             if state.first_token_ns > first_ns:
                 first_ns = state.first_token_ns
-            due_ns = first_ns + round(state.num_output_tokens * tbt_ms * 1e6)
+            due_ns = first_ns + round(num_tokens * tbt_ms * 1e6)
             if due_ns < soonest_ns:
                 soonest_ns = due_ns
         return soonest_ns

@@ -128,13 +128,19 @@ class StepTimes:
         """Return what each of the first so many takes."""
         context, grows, ns_per_token = self._context_sum, self._num_decodes, self._ns_per_token
         read_ns = ns_per_token * context
-        at_rate_ns = self._at_rate_ns
-        if read_ns <= self._ramp_ns or at_rate_ns + read_ns < self._least_ns:
-            return [self._at(context + grows * step) for step in range(num_steps)]
+        at_rate_ns, ramp_ns, least_ns = self._at_rate_ns, self._ramp_ns, self._least_ns
+        durations: list[int] = []
+        if read_ns <= ramp_ns or at_rate_ns + read_ns < least_ns:
+            base_ns = self._base_ns
+            for _ in range(num_steps):  # as `_at`, written out: most steps of few requests are here
+                read_ns = ns_per_token * context
+                cost_ns = at_rate_ns + read_ns if read_ns > ramp_ns else base_ns + 2.0 * read_ns
+                durations.append(int((cost_ns if cost_ns > least_ns else least_ns) + 0.5) or 1)
+                context += grows
+            return durations
         # And so it stays: contexts do not shrink.
         if num_steps >= _NUMPY_FROM:
             return segment_ns(at_rate_ns, ns_per_token, context, grows, 0.0, 0, num_steps)
-        durations: list[int] = []
         for _ in range(num_steps):
             durations.append(int(at_rate_ns + ns_per_token * context + 0.5) or 1)
             context += grows
