@@ -102,15 +102,14 @@ class QueuedBatches:
         self._numbers: list[int] = []
         # Size with one more, longest prompt, longest answer, half of that less one, useful tokens,
         # serving time in ns, infinite of those that are not compared.
-        self._columns: _Floats = _unused_rows(_ROWS)
+        self._columns: _Floats = np.zeros((6, _ROWS))
         # Size, sum of arrivals.
         self._arrivals_ns: npt.NDArray[np.int64] = np.zeros((2, _ROWS), dtype=np.int64)
 
     def open(self, batch: QueuedBatch) -> None:
         """Let others join a batch, from now on."""
         if len(self._batches) == self._columns.shape[1]:
-            more = _unused_rows(len(self._batches))
-            self._columns = np.hstack((self._columns, more))
+            self._columns = np.hstack((self._columns, np.zeros_like(self._columns)))
             self._arrivals_ns = np.hstack((self._arrivals_ns, np.zeros_like(self._arrivals_ns)))
         batch.number = self._num_opened
         batch.is_open = True
@@ -155,16 +154,15 @@ class QueuedBatches:
         del self._batches[row], self._numbers[row]
         for table in (self._columns, self._arrivals_ns):
             table[:, row : end - 1] = table[:, row + 1 : end]
-        self._columns[_USEFUL, end - 1] = -np.inf
 
     def _waste(self, prompt: int, output: float) -> _Floats:
         r"""Return the tokens that each would read for nothing, with one more request.
 
         Every row reads from its prompt, padded to the longest, to the batch's last step:
         :math:`n (G L + G(G-1)/2)` tokens with the largest G and L. Useful are
-        :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`. Infinite in rows where no batch is.
+        :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
         """
-        size, longest, last, half, useful, _ = self._columns
+        size, longest, last, half, useful = self._columns[:_TIME_NS, : len(self._batches)]
         context = np.maximum(longest, prompt)
         context += np.maximum(half, (output - 1.0) / 2.0)
         waste: _Floats = np.maximum(last, output)
@@ -198,7 +196,7 @@ class QueuedBatches:
         batch = self._batches[best]
         peak_tokens = (batch.size + 1) * (max(batch.longest, prompt) + max(batch.last, output))
         if waste[best] < limit_tokens and (batch.size >= most or peak_tokens > capacity_tokens):
-            size, longest, last = self._columns[:_HALF]
+            size, longest, last = self._columns[:_HALF, : len(self._batches)]
             peaks_tokens = size * (np.maximum(longest, prompt) + np.maximum(last, output))
             waste[(size > most) | (peaks_tokens > capacity_tokens)] = np.inf
             best = int(waste.argmin())
@@ -245,13 +243,6 @@ class QueuedBatches:
             return best, batches[first]
         rows = np.flatnonzero(is_best & (times_ns < np.inf)).tolist()
         return best, min([batches[row] for row in rows], key=lambda batch: batch.waiting()[0].id)
-
-
-def _unused_rows(num_rows: int) -> _Floats:
-    """Return the columns of rows without a batch, where waste is infinite."""
-    columns = np.zeros((6, num_rows))
-    columns[_USEFUL] = -np.inf
-    return columns
 
 
 def _is_new(state: RequestState) -> bool:
