@@ -107,7 +107,7 @@ class HyGen(Policy):
             offline = [state for state in view.running if self._is_offline(state)]
             decodes = [state for state in decodes if not self._is_offline(state)]
             prompts = [state for state in prompts if not self._is_offline(state)]
-        elif not prompts and not len(view.waiting) and grant_all_decodes(decodes, builder, view):
+        elif not prompts and not view.waiting.size and grant_all_decodes(decodes, builder, view):
             return builder.build(max_steps=FOREVER)
         load = StepLoad(view)
         floor = max(builder.tokens_left - self.chunk_size, 0)

@@ -126,7 +126,7 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
     waiting, prefilling = view.waiting, view.prefilling
     if view.num_paused or view.config.kv_allocator != "paged":
         return False
-    if not len(waiting) and not prefilling:
+    if not waiting.size and not prefilling:
         running = view.running
         num_tokens = len(running) * (1 + view.config.num_speculative_tokens)
         if len(running) > builder.rows_left or num_tokens > builder.tokens_left:
@@ -149,7 +149,7 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
 def everyone_fits(view: EngineView, builder: PlanBuilder) -> bool:
     """Whether a step surely has room for a token of each decode and what is left of each prompt."""
     config, waiting, prefilling = view.config, view.waiting, view.prefilling
-    num_waiting, num_running = len(waiting), len(view.running)
+    num_waiting, num_running = waiting.size, len(view.running)
     if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
         return False
     drafts, size = config.num_speculative_tokens, config.block_size

@@ -171,7 +171,7 @@ class QoServe(Policy):
         while not builder.grant_decodes():
             builder.preempt(latest_arrival(builder))
         prefilling = [s for s in view.prefilling if s not in builder.preempted]
-        could_admit = len(view.waiting) and builder.seats_left and not builder.preempted
+        could_admit = view.waiting.size and builder.seats_left and not builder.preempted
         if builder.tokens_left and (prefilling or could_admit):
             self._prefill(prefilling, view, builder)
             if prefilling and len(prefilling) == len(view.running) and not builder.has_chunks:

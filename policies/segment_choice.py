@@ -40,7 +40,7 @@ def choose(
         Whether nobody waits for others where nobody can come.
     """
     each, edges, now_ns = segments.each, segments.edges, view.now_ns
-    first, num_waiting = each[0], len(view.waiting)
+    first, num_waiting = each[0], view.waiting.size
     taken: dict[int, int] = {}
     held: dict[int, list[RequestState]] = {}
     steps = FOREVER

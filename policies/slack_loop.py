@@ -135,7 +135,7 @@ class Deadlines:
         first_ns = min(dates_ns)
         if first_ns > view.now_ns:  # else it does not matter how late it is
             others = [*view.prefilling, *view.loading, *view.loaded, *view.in_pipeline]
-            if len(view.waiting):
+            if view.waiting.size:
                 others.append(view.waiting.head)
             self.none_before_ns = min([first_ns, *[due_ns(state, targets) for state in others]])
         return dates_ns, first_ns
@@ -155,7 +155,7 @@ def plan_by_slack(
     tbt_ns : int
         The least time between tokens of all decodes.
     """
-    could_prefill = len(view.prefilling) > 0 or (len(view.waiting) > 0 and builder.seats_left > 0)
+    could_prefill = len(view.prefilling) > 0 or (view.waiting.size > 0 and builder.seats_left > 0)
     if could_prefill and (
         _serve_late(view, builder, deadlines, tbt_ns)
         or _grant_everyone(view, builder, deadlines, tbt_ns)
@@ -295,7 +295,7 @@ def _compute_prompts(
     """
     prompts: Iterable[RequestState] = view.waiting if not builder.preempted else ()
     under_way = [state for state in view.prefilling if state not in builder.preempted]
-    if len(under_way) == 1 and not len(view.waiting):
+    if len(under_way) == 1 and not view.waiting.size:
         prompts = under_way
     elif under_way:
         prompts = _by_slack(under_way, prompts, deadlines.targets, builder)
@@ -317,7 +317,7 @@ def _compute_prompts(
         load.add(state, granted)
         served.append(state)
         if within < most:
-            prompts_left = len(view.waiting) + len(under_way) > len(served)
+            prompts_left = view.waiting.size + len(under_way) > len(served)
             if load.is_full(budget_ns, decodes_left, prompts_left):
                 return served, True
     return served, False

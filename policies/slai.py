@@ -82,6 +82,7 @@ class SLAI(Policy):
         self.dynamic_offset = dynamic_offset
         self.memory_limit = memory_limit
         self.max_decodes = max_decodes
+        self._target_ns = round(tbt_s * 1e9)
         self._busy_ns = 0
         self._num_steps = 0
         self._moments = LastMoments()
@@ -120,8 +121,8 @@ class SLAI(Policy):
                 used = 1.0 - view.free_blocks / view.num_blocks
                 offset = 5 if used < self.memory_limit else 10
             safety_ns = offset * self._busy_ns // self._num_steps
-            target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
-            moments.note_tokens(plan, decoded, view, now_ns - safety_ns, target_ns, own_ns)
+            own_ns = self._own_targets_ns
+            moments.note_tokens(plan, decoded, view, now_ns - safety_ns, self._target_ns, own_ns)
         if self._gone:  # of whom the plan still tells
             for state in self._gone:
                 moments.dates_ns.pop(state, None)

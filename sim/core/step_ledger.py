@@ -184,7 +184,7 @@ class StepLedger:
             return self._grant_waiting(state, most)
         if state.status is not RUNS or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
-        if state in self._in_pipeline:
+        if self._in_pipeline.size and state in self._in_pipeline:
             return self._deny(state, _IN_PIPELINE)
         if state.id in self._requests.loading:
             return self._deny(state, "its KV is on its way from a lower tier")
@@ -263,14 +263,16 @@ class StepLedger:
 
     def _grant_chunk(self, state: RequestState, want: int | None) -> int:
         self._has_entries = True
-        if not self._has_room_for_one():
+        if self.tokens_left < 1 or self.rows_left < 1:
             return self._deny(state, self._why_no_room())
         n = self._chunk_limit(state, want)
-        begins = not (self._config.enable_chunked_prefill or state.num_computed_tokens)
+        begins = not (self._config.enable_chunked_prefill or state._computed)
         if begins and self._is_cut(state, n, want):  # what is under way is cut, as in vLLM
             return self._deny(state, "its prompt exceeds what is left of the token budget")
-        n = min(n, self.tokens_left)
-        if not self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n)):
+        if n > self.tokens_left:
+            n = self.tokens_left
+        ahead = self._ahead(state, n) if self._looks_ahead else 0
+        if not self._kv.allocate(state, n, ahead_tokens=ahead):
             return self._deny(state, "its next chunk does not fit the free KV blocks")
         self._chunks[state.id] = (state, n)
         self.tokens_left -= n
