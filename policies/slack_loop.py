@@ -155,19 +155,20 @@ def plan_by_slack(
     tbt_ns : int
         The least time between tokens of all decodes.
     """
+    num_decodes = view.num_decodes
     could_prefill = len(view.prefilling) > 0 or (view.waiting.size > 0 and builder.seats_left > 0)
     if could_prefill and (
         _serve_late(view, builder, deadlines, tbt_ns)
         or _grant_everyone(view, builder, deadlines, tbt_ns)
     ):
         return builder.build()
-    if not view.num_decodes:
+    if not num_decodes:
         tbt_ns = 0
     elif not could_prefill:
         # The budget is the least time between tokens at least, whatever the slack.
-        steps = STEPS_AHEAD
-        if not deadlines.ceiling.is_above(view, tbt_ns, steps):
-            steps = StepLoad(view).with_all_decodes().steps_within(tbt_ns)
+        steps, everyone = STEPS_AHEAD, StepLoad(view).with_all_decodes()
+        if not deadlines.ceiling.is_above(everyone, tbt_ns, steps):
+            steps = everyone.steps_within(tbt_ns)
         if steps and grant_all_decodes(view.running, builder, view):
             return builder.build(max_steps=steps)
     now_ns, decodes = view.now_ns, view.decoding
@@ -214,7 +215,7 @@ def _serve_late(view: EngineView, builder: PlanBuilder, deadlines: Deadlines, tb
     if others is None:
         return False
     load = StepLoad(view).with_all_decodes(others)
-    if not (deadlines.ceiling.is_above(view, tbt_ns) or load.is_within(tbt_ns)):
+    if not (deadlines.ceiling.is_above(load, tbt_ns) or load.is_within(tbt_ns)):
         return False
     if others:
         granted = builder.grant_again(others, [s for s in view.paused if s not in others])
@@ -244,13 +245,11 @@ def _grant_everyone(
     if not (view.num_decodes and view.prices_never_fall and everyone_fits(view, builder)):
         return False
     budget_ns = max(deadlines.none_before_ns - view.now_ns, tbt_ns)
-    everyone = StepLoad(view).with_all_decodes()
-    if not _all_within(everyone, [*view.prefilling, *view.waiting], budget_ns, deadlines):
+    load = StepLoad(view).with_all_decodes()
+    if not (deadlines.ceiling.is_above(load, budget_ns) or load.is_within(budget_ns)):
         return False
-    if not deadlines.ceiling.is_above(view, budget_ns):
-        decodes = StepLoad(view).with_all_decodes()
-        if not decodes.is_within(budget_ns):
-            return False
+    if not _all_within(load, [*view.prefilling, *view.waiting], budget_ns, deadlines):
+        return False
     builder.grant_decodes()
     prompts: Iterable[RequestState] = view.waiting
     if view.prefilling:
@@ -364,7 +363,7 @@ def _decode(
     if not (states and builder.tokens_left and builder.rows_left):
         return (), load
     both = load.with_decodes(states)
-    fits = load.is_empty and deadlines.ceiling.is_above(view, budget_ns)
+    fits = load.is_empty and deadlines.ceiling.is_above(both, budget_ns)
     if (fits or both.is_within(budget_ns)) and grant_all_decodes(states, builder, view):
         return states, both
     targets = deadlines.targets

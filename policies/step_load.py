@@ -175,17 +175,17 @@ class Ceiling:
         self._num_decodes = self._sum_tokens = self._longest_tokens = 0
         self._ns = FOREVER
 
-    def is_above(self, view: EngineView, budget_ns: float, num_steps: int = 1) -> bool:
-        """Whether surely each of the next steps of all decodes ends within the time.
+    def is_above(self, load: StepLoad, budget_ns: float, num_steps: int = 1) -> bool:
+        """Whether surely each of the next steps of a load of decodes alone ends within the time.
 
         If not, they may all the same.
         """
+        view = load._view
         if not view.prices_never_fall:
             return False
-        num_decodes, ahead = view.num_decodes, num_steps - 1
-        sum_tokens, longest_tokens, shortest_tokens = view.decode_contexts()
-        sum_tokens += num_decodes * ahead
-        longest_tokens += ahead
+        num_decodes, ahead = load._num_decodes, num_steps - 1
+        sum_tokens = load._sum_tokens + num_decodes * ahead
+        longest_tokens = load._longest_tokens + ahead
         if (
             num_decodes <= self._num_decodes
             and sum_tokens <= self._sum_tokens
@@ -201,7 +201,7 @@ class Ceiling:
             sum_tokens,
             longest_tokens,
             rows_sampled=num_decodes,
-            decode_context_min_tokens=shortest_tokens + ahead,
+            decode_context_min_tokens=load._shortest_tokens + ahead,
         )
         ns = view.estimate_step_ns(shape)
         if ns > budget_ns:

@@ -28,9 +28,13 @@ class EngineView:
         Requests without a seat, in the order of the policy's key (arrival by default).
     looked_at_cache : bool
         Whether `cached_tokens` was asked since the engine last set it to False.
+    prices_never_fall : bool
+        Whether longer chunks, more decodes or longer contexts never take less by estimate.
     """
 
-    __slots__ = ("_engine", "_requests", "config", "looked_at_cache", "waiting")
+    __slots__ = (
+        "_engine", "_requests", "config", "looked_at_cache", "prices_never_fall", "waiting",
+    )  # fmt: skip
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -38,6 +42,7 @@ class EngineView:
         self.config: EngineConfig = engine.config
         self.waiting: WaitingQueue = engine.requests.waiting
         self.looked_at_cache = False
+        self.prices_never_fall = engine.executor.prices_never_fall
 
     @property
     def now_ns(self) -> int:
@@ -272,11 +277,6 @@ class EngineView:
         if self.config.num_speculative_tokens:
             shape = self._with_drafts(shape)
         return self._engine.executor.chunk_pricer(shape, context_tokens)
-
-    @property
-    def prices_never_fall(self) -> bool:
-        """Whether longer chunks, more decodes or longer contexts never take less by estimate."""
-        return self._engine.executor.prices_never_fall
 
     def _with_drafts(self, shape: BatchShape) -> BatchShape:
         """Let as many tokens be drafted for each decode as for those that run now."""

@@ -113,13 +113,17 @@ def at_each_step(ask, contexts, cost, num_steps=20):
     return answers
 
 
+def decodes(view):
+    return StepLoad(view).with_all_decodes()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_ceiling_says_only_of_steps_that_end_in_time_that_they_do(seed):
     draw, ceiling, said = random.Random(seed), Ceiling(), []
 
     def ask(view):
         budget_ns, num_steps = draw.randrange(1_000, 4_000), draw.choice((1, 1, 32))
-        is_above = ceiling.is_above(view, budget_ns, num_steps)
+        is_above = ceiling.is_above(decodes(view), budget_ns, num_steps)
         n, total = view.num_decodes, view.decode_contexts()[0]
         assert not is_above or 1_000 + 10 * n + total + n * (num_steps - 1) <= budget_ns
         said.append(is_above)
@@ -132,15 +136,17 @@ def test_ceiling_says_only_of_steps_that_end_in_time_that_they_do(seed):
 
 def test_ceiling_prices_one_step_of_many_that_go_on():
     ceiling = Ceiling()
-    answers = at_each_step(lambda view: ceiling.is_above(view, 9_000), [100] * 20, Counts())
+    answers = at_each_step(
+        lambda view: ceiling.is_above(decodes(view), 9_000), [100] * 20, Counts()
+    )
     assert answers == [(True, 1)] + [(True, 0)] * 18
 
 
 @pytest.mark.parametrize("more", [[80] * 27, [126] * 20, [*[100] * 19, 126]])
 def test_ceiling_prices_a_step_with_more_decodes_or_tokens_anew(more):
     ceiling = Ceiling()
-    at_each_step(lambda view: ceiling.is_above(view, 9_000), [100] * 20, Counts(), 2)
-    answers = at_each_step(lambda view: ceiling.is_above(view, 9_000), more, Counts(), 2)
+    at_each_step(lambda view: ceiling.is_above(decodes(view), 9_000), [100] * 20, Counts(), 2)
+    answers = at_each_step(lambda view: ceiling.is_above(decodes(view), 9_000), more, Counts(), 2)
     assert answers == [(True, 1)]
 
 
@@ -148,7 +154,7 @@ def test_ceiling_prices_steps_further_ahead_anew():
     ceiling = Ceiling()
 
     def ask(view):
-        return [ceiling.is_above(view, 9_000, num_steps) for num_steps in (1, 26, 27)]
+        return [ceiling.is_above(decodes(view), 9_000, num_steps) for num_steps in (1, 26, 27)]
 
     assert at_each_step(ask, [100] * 20, Counts(), 2) == [([True] * 3, 2)]
 
@@ -158,13 +164,15 @@ def test_ceiling_prices_a_step_that_has_less_time_anew():
     most_ns = 1_000 + 10 * 26 + 2_500
 
     def ask(view):
-        return [ceiling.is_above(view, ns) for ns in (most_ns, most_ns - 1, most_ns)]
+        return [ceiling.is_above(decodes(view), ns) for ns in (most_ns, most_ns - 1, most_ns)]
 
     assert at_each_step(ask, [100] * 20, Counts(), 2) == [([True, False, True], 2)]
 
 
 def test_ceiling_says_nothing_where_prices_may_fall():
-    answers = at_each_step(lambda view: Ceiling().is_above(view, 9_000), [9], Counts(False), 2)
+    answers = at_each_step(
+        lambda view: Ceiling().is_above(decodes(view), 9_000), [9], Counts(False), 2
+    )
     assert answers == [(False, 0)]
 
 
