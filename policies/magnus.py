@@ -102,7 +102,8 @@ class Magnus(Static):
             self._started.append(self._chosen)
             self._chosen = None
         for batch in self._started:
-            self._queued.note_started(batch)
+            if batch.is_open:
+                self._queued.note_started(batch)
 
     def _form(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
         self._note_started()

@@ -103,6 +103,8 @@ class QueuedBatches:
         # Size with one more, longest prompt, longest answer, half of that less one, useful tokens,
         # serving time in ns, infinite of those that are not compared.
         self._columns: _Floats = np.zeros((6, _ROWS))
+        # Longest prompt, longest answer and half of that less one of whoever is compared with them.
+        self._new: _Floats = np.zeros((3, 1))
         # Size, sum of arrivals.
         self._arrivals_ns: npt.NDArray[np.int64] = np.zeros((2, _ROWS), dtype=np.int64)
 
@@ -162,13 +164,14 @@ class QueuedBatches:
         :math:`n (G L + G(G-1)/2)` tokens with the largest G and L. Useful are
         :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
         """
-        size, longest, last, half, useful = self._columns[:_TIME_NS, : len(self._batches)]
-        context = np.maximum(longest, prompt)
-        context += np.maximum(half, (output - 1.0) / 2.0)
-        waste: _Floats = np.maximum(last, output)
-        waste *= size
+        columns, new = self._columns[:, : len(self._batches)], self._new
+        new[0, 0], new[1, 0], new[2, 0] = prompt, output, (output - 1.0) / 2.0
+        largest: tuple[_Floats, ...] = tuple(np.maximum(columns[_LONGEST:_USEFUL], new))
+        context, waste, half = largest
+        context += half
+        waste *= columns[_SIZE]
         waste *= context
-        waste -= useful
+        waste -= columns[_USEFUL]
         waste -= output * (prompt + (output - 1.0) / 2.0)
         return waste
 

@@ -107,12 +107,10 @@ class Static(Policy):
     def _prefill(
         self, prompts: Collection[RequestState], longest_done: int, builder: PlanBuilder
     ) -> None:
-        longest = 0
+        longest, lengths = 0, [state.num_tokens for state in prompts]
         if self.pad_prompts:
-            longest = max([s.num_tokens for s in prompts], default=0)
-            longest = max(longest, longest_done)
-        for state in prompts:
-            length = state.num_tokens
+            longest = max([longest_done, *lengths])
+        for state, length in zip(prompts, lengths, strict=True):
             # Padding goes with the tokens it accompanies, so that it uses up the budget as well.
             # The first token of a step may exceed it, or a very short prompt would never start.
             padded = max(length, longest)
