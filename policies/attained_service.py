@@ -272,11 +272,8 @@ class Queues:
 
     def until_ns(self, running: Collection[RequestState], now_ns: int) -> int:
         """Return when a quantum of those who run may be used up, or somebody starves."""
-        least_ns, calls = FOREVER, self.calls
-        for state in running:
-            left_ns = calls[state].left_ns
-            if left_ns < least_ns:
-                least_ns = left_ns
+        calls = self.calls
+        least_ns = min([calls[state].left_ns for state in running], default=FOREVER)
         return min(now_ns + least_ns, self.look_ns, FOREVER)
 
 

@@ -70,12 +70,13 @@ class SharedSteps:
         num_steps, passed_ns = len(ends_ns), plan.start_ns - self._start_ns
         if num_steps and (ends_ns[-1] != passed_ns or num_steps > _MOST_STEPS):
             return False
-        if passed_ns + sum(durations_ns) != now_ns - self._start_ns:
-            return False
         if len(durations_ns) == 1:
-            ends_ns.append(now_ns - self._start_ns)
+            ends_ns.append(passed_ns + durations_ns[0])
         else:
             ends_ns += [passed_ns + ns for ns in accumulate(durations_ns)]
+        if ends_ns[-1] != now_ns - self._start_ns:
+            del ends_ns[num_steps:]
+            return False
         if len(first_steps) != len(running):  # who runs no more has left
             for state in running:
                 if state not in first_steps:
