@@ -136,8 +136,9 @@ def plan_at_last_moment(
         Tokens and decodes of a step.
     """
     prefilling, waiting, num_decodes = view.prefilling, view.waiting, view.num_decodes
+    num_waiting = waiting.size
     by_name = view.config.num_speculative_tokens > 0  # of all drafts not all may fit
-    if not (prefilling or waiting.size or view.num_paused) and num_decodes <= min(
+    if not (prefilling or num_waiting or view.num_paused) and num_decodes <= min(
         max_decodes, token_budget, builder.tokens_left, builder.rows_left
     ):
         fits = builder.grant_all(view.running) if by_name else builder.grant_decodes()
@@ -160,7 +161,7 @@ def plan_at_last_moment(
             break
         if state not in gone and builder.grant(state, builder.tokens_left - floor):
             is_blocked = False
-    if waiting.size and builder.tokens_left > floor:
+    if num_waiting and builder.tokens_left > floor:
         # Who was evicted in this step is back in the queue of the original, and does not fit: only
         # those before it in the order may take the memory it left.
         first_gone = min(map(place, gone)) if gone else None
@@ -186,7 +187,7 @@ def plan_at_last_moment(
     # Which decodes are due changes with time: it changes nothing only while all of them run
     # and nobody has a prompt to go before them.
     all_run = num_served == num_decodes
-    may_prefill = prefilling or (waiting.size and builder.residents_left)
+    may_prefill = prefilling or (num_waiting and builder.residents_left)
     plan = builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
     if critical and num_critical == len(critical) and not gone:
         moments.serves_due(plan)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import compress
+from operator import not_
 
 from schedlab.policies.deadlines import Target, all_due_ns, due_ns
 from schedlab.policies.preemption import (
@@ -180,10 +182,10 @@ def plan_by_slack(
         budget_ns = max(first_ns - now_ns, tbt_ns)
         urgent_ns = now_ns + budget_ns + tbt_ns
         if could_prefill and max(dates_ns) >= urgent_ns:
-            dated = [*zip(decodes, dates_ns, strict=True)]
-            urgent = [state for state, at_ns in dated if at_ns < urgent_ns]
-            others = [state for state, at_ns in dated if at_ns >= urgent_ns]
-            dates_ns = [at_ns for at_ns in dates_ns if at_ns < urgent_ns]
+            is_urgent = [at_ns < urgent_ns for at_ns in dates_ns]
+            urgent = [*compress(decodes, is_urgent)]
+            others = [*compress(decodes, map(not_, is_urgent))]
+            dates_ns = [*compress(dates_ns, is_urgent)]
     load = StepLoad(view)
     served, load = _decode(urgent, load, budget_ns, builder, view, (), deadlines)
     prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, len(others) > 0)

@@ -161,7 +161,10 @@ class StepLedger:
         """
         self.plan = None
         self._has_entries = True
-        most = None if want is None else whole_number(want, 1, "grant() needs", "tokens")
+        if want is None or (isinstance(want, int) and want > 0):  # as nearly always
+            most = want
+        else:
+            most = whole_number(want, 1, "grant() needs", "tokens")
         if self._members is not None and state.is_decoding:
             self._name_decodes()
         if (
