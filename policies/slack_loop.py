@@ -216,11 +216,11 @@ def _serve_late(view: EngineView, builder: PlanBuilder, deadlines: Deadlines, tb
     others = deadlines.find_others(view, tbt_ns)
     if others is None:
         return False
-    load = StepLoad(view).with_all_decodes(others)
+    load, left_out = StepLoad(view).with_all_decodes(others), set(others)
     if not (deadlines.ceiling.is_above(load, tbt_ns) or load.is_within(tbt_ns)):
         return False
     if others:
-        granted = builder.grant_again(others, [s for s in view.paused if s not in others])
+        granted = builder.grant_again(others, [s for s in view.paused if s not in left_out])
     else:
         has_room = view.num_decodes <= min(builder.tokens_left, builder.rows_left)
         granted = has_room and builder.grant_decodes()
@@ -229,7 +229,7 @@ def _serve_late(view: EngineView, builder: PlanBuilder, deadlines: Deadlines, tb
     prompts, is_full = _compute_prompts(load, tbt_ns, builder, view, deadlines, len(others) > 0)
     deadlines.computes(prompts)
     if others and not is_full:
-        served = [state for state in view.decoding if state not in others]
+        served = [state for state in view.decoding if state not in left_out]
         _decode(others, load, tbt_ns, builder, view, (*served, *prompts), deadlines)
         if builder.preempted:
             deadlines.together = []
