@@ -193,10 +193,10 @@ class Queues:
         put_off = self._put_off
         calls, ends_ns = self.calls, put_off.ends_ns
         used_up: list[Call] = []
-        for state, first_step in put_off.first_steps.items():
+        for state, _, taken_ns in put_off.taken():
             call = calls.get(state)
             if call is not None:
-                call.left_ns = left_ns = call.left_ns - put_off.taken_ns(first_step)
+                call.left_ns = left_ns = call.left_ns - taken_ns
                 if left_ns <= 0:
                     used_up.append(call)
         if used_up:

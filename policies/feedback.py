@@ -153,13 +153,13 @@ def settle(
     ends_ns, end_ns, prompts = shared.ends_ns, shared.end_ns, shared.prompts
     num_steps, used_ns = len(ends_ns), ends_ns[-1]
     due: list[_Due] = []
-    for state, first_step in shared.first_steps.items():
+    for state, first_step, taken_ns in shared.taken():
         place = places.get(state)
         if place is None:
             continue
         place.last_ran_ns = end_ns
         place.output_tokens += num_steps - first_step
-        place.left_ns = left_ns = place.left_ns - shared.taken_ns(first_step)
+        place.left_ns = left_ns = place.left_ns - taken_ns
         if left_ns <= 0:
             step = bisect_left(ends_ns, used_ns + left_ns)
             if step == first_step and state in prompts:

@@ -92,13 +92,16 @@ class SharedSteps:
 
     def leave(self, state: RequestState) -> int:
         """Let a request out that runs no more; return how long the steps took that it had."""
-        first_step = self.first_steps.pop(state, None)
-        return 0 if first_step is None else self.taken_ns(first_step)
+        first_step, ends_ns = self.first_steps.pop(state, -1), self.ends_ns
+        if first_step < 0:
+            return 0
+        return ends_ns[-1] - (ends_ns[first_step - 1] if first_step else 0)
 
-    def taken_ns(self, first_step: int) -> int:
-        """Return how long the steps took from one on."""
-        ends_ns = self.ends_ns
-        return ends_ns[-1] - ends_ns[first_step - 1] if first_step else ends_ns[-1]
+    def taken(self) -> list[tuple[RequestState, int, int]]:
+        """List who still runs, in which step first, and how long the steps took from it on."""
+        starts_ns = [0, *self.ends_ns]
+        end_ns = starts_ns[-1]
+        return [(state, n, end_ns - starts_ns[n]) for state, n in self.first_steps.items()]
 
     def clear(self) -> None:
         """Forget all steps, which are charged."""

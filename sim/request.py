@@ -398,9 +398,15 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Whether it runs and only its newest token is not in the cache yet."""
+        # As `next_is_decode` and that as `num_uncomputed_tokens`, written out: many are asked.
         if self._batch is not None:
             return True
-        return self.status is RUNS and self.next_is_decode
+        generated = self._generated
+        return (
+            generated > 0
+            and self.request.prompt_tokens + generated - self._computed == 1
+            and self.status is RUNS
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -410,7 +416,8 @@ class RequestState:
     @property
     def next_is_decode(self) -> bool:
         """Whether only its newest token is to be computed, with or without a seat."""
-        return self._generated > 0 and self.num_uncomputed_tokens == 1
+        generated = self._generated
+        return generated > 0 and self.request.prompt_tokens + generated - self._computed == 1
 
     def __repr__(self) -> str:
         return (
