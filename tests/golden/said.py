@@ -128,6 +128,7 @@ class _Served:
         self._metrics = metrics
         self.asked: list[str] = []
         self.cost_models: list[Any] = []
+        self.stage = self.asked.append
 
     def tried(self, wanted: Sequence[tuple[Any, str]]) -> list[PointMetrics | Done]:
         found: list[PointMetrics | Done] = []

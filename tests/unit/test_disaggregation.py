@@ -700,7 +700,7 @@ def test_layers_without_an_engine_for_prompts_are_told():
 )
 def test_keys_about_what_no_engine_does_are_refused(keys):
     (key,) = keys
-    with pytest.raises(SpecError, match=f"cluster: {key}: "):
+    with pytest.raises(SpecError, match=rf"cluster\.{key}: "):
         make_spec({"cluster": {"count": 2, **keys}})
 
 
