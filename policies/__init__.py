@@ -64,6 +64,7 @@ What several stand on:
 - `ranked`: preemption by a rank over all requests, for `srtf`, `ltr`, `trail` and their like
 - `retaining`: memory kept while tools work (`infercept`, `continuum`)
 - `serving_loop`: the loop of `continuous_batching`
+- `shared_steps`: steps that served everybody, charged later (`plas`, `atlas`, `fastserve`)
 - `step_load`: the time of a batch while it is formed (`fair_batching`, `hygen`)
 - `wrapper`: policies that wrap another order (`aged`, `boosted`)
 

@@ -1,7 +1,7 @@
 """QoServe (Niyama): prefill chunks as large as the tightest decode deadline allows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import filterfalse
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RUNS, RequestState, Slo
 
@@ -187,7 +186,12 @@ class QoServe(Policy):
     ) -> None:
         chunk = None
         waiting = view.waiting if builder.residents_left and not builder.preempted else ()
-        for state in builder.undeferred(self._prompts(prefilling, waiting, view)):
+        prompts = (
+            self._prompts(prefilling, waiting, view)
+            if len(prefilling) + len(waiting) > 1
+            else iter((*prefilling, *waiting))
+        )
+        for state in builder.undeferred(prompts):
             if builder.residents_left < 1 and state.status is not RUNS:
                 continue  # it can have no seat, and holds up no prompt under way
             if chunk is None:
@@ -198,15 +202,9 @@ class QoServe(Policy):
                 return
 
     def _prompts(
-        self,
-        prefilling: list[RequestState],
-        waiting: WaitingQueue | tuple[RequestState, ...],
-        view: EngineView,
+        self, prefilling: list[RequestState], waiting: Iterable[RequestState], view: EngineView
     ) -> Iterator[RequestState]:
         """Yield prompts under way and waiting by key, the relegated last."""
-        if len(prefilling) + len(waiting) < 2:
-            yield from (*prefilling, *waiting)
-            return
 
         def place(state: RequestState) -> tuple[float, int, int]:
             return self.key(state, view.now_ns), state.request.arrival_ns, state.id

@@ -88,11 +88,15 @@ class Registry(Generic[Named]):
         return self.found[name]
 
 
+def looked_in() -> list[Path]:
+    """Return where files of the user's are looked for that an experiment names, in this order."""
+    return [Path(place or ".") for place in (places().beside, places().working, None)]
+
+
 def _classes_of_file(name: str) -> str:
     """Return which classes somebody may mean who names a file of Python; nothing if it is none."""
     path = Path(name if name.endswith(".py") else f"{name}.py")
-    found = (Path(place or ".") / path for place in (places().beside, places().working, None))
-    file = next((one for one in found if one.is_file()), None)
+    file = next((place / path for place in looked_in() if (place / path).is_file()), None)
     if file is None:
         return ""
     try:

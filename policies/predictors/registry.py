@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from schedlab.policies.predictors.model_folder import META
 from schedlab.policies.predictors.predictor import Predictor
-from schedlab.sim.construct import ClassRegistry
+from schedlab.sim.construct import ClassRegistry, looked_in
 from schedlab.sim.errors import SpecError
-from schedlab.sim.user_modules import places
 
 
 class _Predictors(ClassRegistry[Predictor]):
     def get(self, name: str) -> type[Predictor]:
-        if name not in self.names() and any(
-            (Path(place or ".") / name / META).is_file() for place in (places().beside, None)
-        ):
+        if name not in self.names() and any((at / name / META).is_file() for at in looked_in()):
             raise SpecError(f"unknown predictor {name!r}; write {{name: trained, model: {name}}}")
         return super().get(name)
 
