@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from schedlab import core
 from schedlab.experiments.figures.fleets import of_engines
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
@@ -68,6 +69,7 @@ def spec(**keys):
 # -- stages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
 @pytest.mark.parametrize(
     ("max_tokens", "sampled", "awaited"),
     [((1, 1), {0, 1}, False), ((1, 2), {0, 1}, True), ((1, 2), {0}, False), ((9, 9), set(), False)],

@@ -401,7 +401,9 @@ def test_fastserve_knows_a_prompt_under_way_of_who_had_tokens_from_another_engin
     owes = []
     for start_ns, generated in ((0, 3), (400, 4)):
         state._generated = generated
-        plan = SimpleNamespace(decodes=(), chunks=((state, 4),), start_ns=start_ns)
+        plan = BatchPlan(
+            (), ((state, 4),), (), (), (), (), 0, "leave", False, 1, FOREVER, start_ns, tuple
+        )
         policy.on_tokens(plan, 1, start_ns + 400)
         owes.append(policy._places[state].owes_token)
     assert owes == [True, False]
