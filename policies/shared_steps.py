@@ -25,8 +25,8 @@ class SharedSteps:
     ends_ns : list of int
         When each step ended, from the start of the first one on.
     first_steps : dict of RequestState to int
-        By who still runs, the number of the first of these steps that he took part in; he took part
-        in all that followed.
+        By request that still runs, the number of the first of these steps that it took part in; it
+        took part in all that followed.
     prompts : dict of RequestState to int
         Whose prompts were computed in their first steps, numbered in the order of the plans.
     """

@@ -64,5 +64,4 @@ def limits(num_blocks=100, seats=8, budget=16, block_size=4, **more):
 
 def wasted_tokens(batches, state):
     """Return what each of queued batches would read for nothing, with one more request."""
-    waste = batches._waste(state.request.prompt_tokens, state.request.predicted_tokens)
-    return waste[: len(batches._batches)].tolist()
+    return batches._waste(state.request.prompt_tokens, state.request.predicted_tokens).tolist()
